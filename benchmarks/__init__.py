@@ -1,1 +1,1 @@
-"""Side-by-side benchmarks against the peers; each prints ratios taken from one run."""
+"""Side-by-side benchmarks against peers. Each prints ratios measured in one run."""

@@ -1,4 +1,4 @@
-"""The bars that figures are held to: one check is one figure against its limit."""
+"""Checks figures against bars, which are limits. A check compares one figure with its limit."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from benchmarks.sizes import format_size
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One figure against its bar."""
+    """Compares one figure with its bar."""
 
     what: str
     value: float | None
-    """None where it was not measured."""
+    """The figure; None if it was not measured."""
     limit: float
     at_most: bool = False
-    """Whether the limit is the most that is allowed, not the least."""
+    """True if the limit is the largest allowed value, not the smallest."""
     bar: str = ""
-    """The bar that this is a part of."""
+    """Name of the bar to which this check belongs."""
 
     @property
     def passed(self) -> bool | None:
-        """None without a value."""
+        """Return whether the value is within the limit; None without a value."""
         if self.value is None:
             return None
         return self.value <= self.limit if self.at_most else self.value >= self.limit
@@ -38,7 +38,7 @@ class Check:
 def of_row(
     bar: str, row: Row, what: str, value: float | None, limit: float, at_most: bool = False
 ) -> Check:
-    """A check of one row, which its text names."""
+    """Return a check of one row, with the row in its text."""
     case = row.case
     kind = case.operation if case.dtype == "float32" else f"{case.operation} {case.dtype}"
     place = f"{kind}, {case.place} ranks, {format_size(row.nbytes)}, {row.state}"
@@ -46,7 +46,7 @@ def of_row(
 
 
 def summary(found: Iterable[Check]) -> str:
-    """One line per bar, then every check that did not pass."""
+    """Return one line per bar, then every check that did not pass."""
     found = list(found)
     lines = [
         f"{bar}: {_verdict([check for check in found if check.bar == bar])}"
@@ -57,7 +57,7 @@ def summary(found: Iterable[Check]) -> str:
 
 
 def all_pass(found: Iterable[Check]) -> bool:
-    """True if at least one bar applied and every check passed."""
+    """Return whether at least one bar applied and every check passed."""
     verdicts = [check.passed for check in found]
     return bool(verdicts) and all(verdicts)
 

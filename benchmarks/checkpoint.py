@@ -1,9 +1,12 @@
-"""Saving a training's state: `torshrun --nproc-per-node 4 benchmarks/checkpoint.py --bars`.
+"""Measures saving a training's state beside memcpy and dd.
 
-Each rank has its part of the state in arrays. The time for which an asynchronous save holds the
-step up is beside that of copying the rank's part in memory, warm on both sides; what a save writes
-a second, all ranks together, beside what `dd` writes of zeros to the same directory with one fsync
-at its end. Rounds alternate between the two; medians count. The figures are the worst rank's.
+    torshrun --nproc-per-node 4 benchmarks/checkpoint.py --bars
+
+Each rank has its part of the state in arrays. The time for which an asynchronous save blocks the
+step is compared with that of copying the rank's part in memory, both warm. The bytes per second
+that a save writes, all ranks together, are compared with those of `dd`, which writes zeros to the
+same directory with one fsync at its end. Rounds alternate between the two; medians count. The
+figures are the slowest rank's.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from torsh_runtime.checkpoint import Checkpointer
 from torsh_runtime.layout import Piece, ShardedTensor
 
 _PARTS = 50
-"""Arrays of the state."""
+"""Number of arrays in the state."""
 
 
 def parse() -> argparse.Namespace:
@@ -44,7 +47,7 @@ def parse() -> argparse.Namespace:
 
 
 def state_of(size: int) -> dict[str, ShardedTensor]:
-    """float32 arrays of so many elements together, of which this rank has its part."""
+    """Return float32 arrays of `size` elements together, of which this rank has its part."""
     rank, ranks = tr.get_rank(), tr.get_world_size()
     whole = size // _PARTS
     piece = Piece((whole,), (0,), (whole,), whole * rank // ranks, whole * (rank + 1) // ranks)
@@ -56,14 +59,14 @@ def state_of(size: int) -> dict[str, ShardedTensor]:
 
 
 def worst(seconds: float) -> float:
-    """The slowest rank's."""
+    """Return the slowest rank's seconds."""
     told = np.array([seconds])
     tr.all_reduce(told, tr.ReduceOp.MAX)
     return float(told[0])
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Of the slowest rank, all begun together."""
+    """Return the seconds of a call on the slowest rank, with all ranks starting together."""
     tr.barrier()
     start = time.perf_counter()
     call()
@@ -71,7 +74,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def run_dd(directory: Path, megabytes: int) -> float:
-    """Seconds that dd takes on rank 0, while the others sleep."""
+    """Return the seconds that dd takes on rank 0, while the others sleep."""
     seconds = np.zeros(1)
     if tr.get_rank() == 0:
         file = directory / "dd"

@@ -1,9 +1,11 @@
-"""How well recordings of several nodes are on one clock: `python benchmarks/clocks.py --bars`.
+"""Measures how well recordings of several nodes are on one clock.
 
-Two network namespaces with a cable between them are two nodes, and the second one's clock is a day
-ahead, by a time namespace, so the true offset is known. A job of two ranks fails there again and
-again, after a thousand operations each time, and the agents keep what was recorded. Then simulated
-clocks that drift, over a network with jitter.
+    python benchmarks/clocks.py --bars
+
+Two network namespaces with a cable between them are two nodes. The second one's clock is a day
+ahead, by a time namespace, so the true offset is known. A job of two ranks fails there repeatedly,
+after a thousand operations each time, and the agents keep its recordings. Then clocks that drift
+are simulated, over a network with jitter.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from torshrun.health.clocks import ClockEstimator, Exchange
 from torshrun.health.recordings import Dump, load
 
 AHEAD = 86_400.0
-"""Seconds of the second node's clock."""
+"""Seconds by which the second node's clock is ahead."""
 _US = 1e-6
 _MOST_US = 50.0
 _TIMEOUT = 1800.0
@@ -49,7 +51,7 @@ _BAR = "clocks"
 
 
 def be_rank(operations: int, attempts: int) -> int:
-    """One that fails, but for its last attempt."""
+    """Run a rank that fails in all attempts but its last."""
     import numpy as np
 
     import torsh_runtime as tr
@@ -70,7 +72,7 @@ def be_rank(operations: int, attempts: int) -> int:
 
 
 def kept(laid: Cable, folder: Path, operations: int, attempts: int) -> list[list[Dump]]:
-    """What both nodes have kept of each attempt that failed. RunError."""
+    """Return what both nodes have kept of each failed attempt. Raises RunError if the job fails."""
     script = [str(Path(__file__).resolve()), "--rank"]
     options = ["--operations", str(operations), "--attempts", str(attempts)]
     meeting = f"{laid.addresses[0]}:{_PORT}"
@@ -107,14 +109,14 @@ def _loaded(folder: Path) -> list[list[Dump]]:
 
 
 class Told(NamedTuple):
-    """An offset, as it was told, in seconds."""
+    """Holds an offset's error and bound, in seconds."""
 
     error: float
     bound: float
 
 
 def of_agents(dumps: Sequence[Dump]) -> Iterator[Told]:
-    """What agents knew of the leader's clock, where that was the other's."""
+    """Yield the offsets to the leader's clock that agents on the other node knew."""
     leads = next((dump.node for dump in dumps if dump.reading == (0.0, 0.0, 0.0, 0.0)), -1)
     for dump in dumps:
         if dump.node != leads and dump.offset is not None:
@@ -123,7 +125,7 @@ def of_agents(dumps: Sequence[Dump]) -> Iterator[Told]:
 
 
 def of_both(dumps: Sequence[Dump]) -> Told:
-    """What is known of the clocks once operations have narrowed it."""
+    """Return the offset once operations have narrowed its bound."""
     first, second = dumps
     assert first.offset is not None
     assert second.offset is not None
@@ -132,7 +134,7 @@ def of_both(dumps: Sequence[Dump]) -> Told:
 
 
 def effects(dumps: Sequence[Dump]) -> tuple[int, int]:
-    """How many operations of the two ranks are joined, and how many effects are before causes."""
+    """Return how many operations of both ranks were joined, and how many effects precede causes."""
     first, second = (
         {(each.operation, each.group, each.sequence): each for each in dump.operations[rank]}
         for rank, dump in enumerate(dumps)
@@ -154,8 +156,10 @@ def effects(dumps: Sequence[Dump]) -> tuple[int, int]:
 
 
 def simulated(seed: int, drift: float, count: int) -> list[Told]:
-    """Beats to a clock that drifts, in a network that is slower on the way back, and sometimes very
-    slow."""
+    """Return the estimates of a drifting clock over a network with jitter.
+
+    The way back is slower than the way out, and sometimes messages are very slow.
+    """
     chance, estimator, found = random.Random(seed), ClockEstimator(), []
     offset, now = chance.uniform(-1e5, 1e5), chance.uniform(0, 1e6)
 
@@ -196,7 +200,7 @@ def checks(what: str, told: Sequence[Told]) -> list[Check]:
 
 
 def report(rounds: Sequence[Sequence[Dump]], steady: Sequence[Told], least: int) -> list[Check]:
-    """Print the tables; what the bars say. `least`: how many operations are to be joined."""
+    """Print the tables, and return the checks. `least`: how many operations must be joined."""
     joined = [aligned(dumps) for dumps in rounds]
     agents = [told for dumps in rounds for told in of_agents(dumps)]
     narrowed = [of_both(dumps) for dumps in joined]

@@ -1,7 +1,9 @@
-"""Collectives of ours beside Gloo, MPICH and Open MPI: `python benchmarks/collectives.py --help`.
+"""Compares torsh's collectives with those of Gloo, MPICH and Open MPI.
 
-Interleaved rounds, the worst rank's median and the back-to-back mean, and ratios only between runs
-during which the machine was in the same state.
+    python benchmarks/collectives.py --help
+
+Rounds are interleaved. The figures are the slowest rank's median and the back-to-back mean. Ratios
+are taken only between runs during which the machine was in the same state.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def _with_defaults(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def operations(text: str) -> tuple[str, ...]:
-    """The operations of a list such as "all_reduce,broadcast", or "all"."""
+    """Return the operations of a list such as "all_reduce,broadcast", or of "all"."""
     return OPERATIONS if text == "all" else session.several(text, (*OPERATIONS, "barrier"))
 
 
@@ -83,14 +85,14 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def contenders(options: argparse.Namespace) -> list[Peer]:
-    """The libraries that are wanted, and the reference."""
+    """Return the requested libraries and the reference."""
     names = [*options.peers, *([REGISTERED] if options.registered else []), MEMCPY.name]
     found = [ALL[name] for name in names]
     return [with_bfloat16(peer) for peer in found] if "bfloat16" in options.dtype else found
 
 
 def work(options: argparse.Namespace) -> session.Work:
-    """Every case that is wanted, with its groups of sizes; a barrier has but one."""
+    """Return every requested case with its groups of sizes. A barrier has only one."""
     groups = sizes.groups(options.sizes)
     found = []
     for case in product(options.op, options.dtype, options.ranks):
@@ -100,13 +102,13 @@ def work(options: argparse.Namespace) -> session.Work:
 
 
 def start(peer: Peer, case: Case, plan: Path) -> Sequence[str]:
-    """The peer's own launcher with the worker."""
+    """Return the command of the peer's own launcher with the worker."""
     ranks = 1 if peer is MEMCPY else case.ranks
     return peer.command(ranks, len(os.sched_getaffinity(0)), [str(WORKER), str(plan)])
 
 
 def report(rows: Sequence[Row], libraries: Sequence[str]) -> list[Check]:
-    """Print a table for each operation and dtype; returns what the bars say."""
+    """Print a table for each operation and dtype, and return the checks."""
     ratios = {**_RATIOS, **(_REGISTERED_RATIO if REGISTERED in libraries else {})}
     for (operation, dtype), group in groupby(
         rows, lambda row: (row.case.operation, row.case.dtype)

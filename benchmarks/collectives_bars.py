@@ -1,4 +1,4 @@
-"""The bars that the collectives within a node are held to."""
+"""Defines the bars for collectives within a node."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from benchmarks.samples import GLOO, MEMCPY, MPIS, OURS, REGISTERED, Row
 
 _KI, _MI = 2**10, 2**20
 _HALVES = {"bfloat16": 10.0, "float16": 15.0}
-"""How many times as long Gloo takes at 16 MiB."""
+"""Required ratio of Gloo's time to ours at 16 MiB, by dtype."""
 
 
 def checks(rows: Iterable[Row]) -> list[Check]:
-    """Every bar that applies to these rows."""
+    """Return a check for every bar that applies to these rows."""
     return [check for row in rows for check in _of_row(row)]
 
 
@@ -73,5 +73,5 @@ def _shared_cpus(row: Row) -> list[Check]:
 
 
 def _against(bar: str, row: Row, peers: Iterable[str], limit: float) -> list[Check]:
-    """Against each by itself: a bar is not met by beating the only one that was there."""
+    """Return a check for each peer, as beating the only peer that was measured is not enough."""
     return [of_row(bar, row, f"{name}/ours", row.ratio(name), limit) for name in peers]

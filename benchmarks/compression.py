@@ -1,7 +1,9 @@
-"""What gradient compression takes and saves: `python benchmarks/compression.py --help`.
+"""Measures the time that gradient compression takes and the bytes that it saves.
 
-One bucket of about 25 MB, the gradients of a GPT block. The time is one rank's alone: that of its
-codec, with nothing to wait for. The bytes are those of each of several ranks, which run as threads.
+    python benchmarks/compression.py --help
+
+The input is one bucket of about 25 MB, the gradients of a GPT block. The time is that of one rank's
+codec alone, without waiting. The bytes are those of each of several ranks, which run as threads.
 """
 
 from __future__ import annotations
@@ -44,31 +46,33 @@ MOST = {
     "bf16": 0.501,
     "powersgd:4": 0.10,
 }
-"""The compressors, and how much of a dense float32 all_reduce's bytes they may take of 2 ranks."""
+"""Largest share of a dense float32 all_reduce's bytes between 2 ranks, by compressor."""
 WIDTH, QUICK_WIDTH = 720, 96
 _TIMEOUT = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One compressor on one bucket."""
+    """Holds the figures of one compressor on one bucket."""
 
     compressor: str
     ms: float
-    """Of one rank, median."""
+    """Median milliseconds of one rank's codec."""
     sent: int
-    """Bytes, of one rank in one step."""
+    """Bytes that one rank sends in one step."""
     dense: int
 
     def speedup(self, mbit: float) -> float:
-        """How many times sooner a bucket is averaged over links of so many Mbit/s, where their
-        bytes and the codec are all that takes time."""
+        """Return how many times sooner a bucket is averaged over links of `mbit` Mbit/s.
+
+        Only the bytes and the codec are assumed to take time.
+        """
         per_ms = mbit * 125
         return (self.dense / per_ms) / (self.ms + self.sent / per_ms)
 
 
 def shapes(width: int) -> list[tuple[int, ...]]:
-    """Of a GPT block's parameters."""
+    """Return the shapes of a GPT block's parameters."""
     matrices = [(width, 3), (width, 1), (width, 4), (4 * width, 1)]
     block: list[tuple[int, ...]] = [(width,)] * 4
     for rows, columns in matrices:
@@ -77,7 +81,7 @@ def shapes(width: int) -> list[tuple[int, ...]]:
 
 
 class Step:
-    """One rank's steps: a bucket of the same gradients again and again."""
+    """Runs one rank's steps, each on a bucket of the same gradients."""
 
     def __init__(self, name: str, group: ProcessGroup, width: int) -> None:
         self.compressor = from_name(name)
@@ -94,7 +98,7 @@ class Step:
 
 
 def bytes_of(name: str, ranks: int, width: int) -> Stats:
-    """What rank 0 sends in one step."""
+    """Return the statistics of what rank 0 sends in one step."""
     hosted = HostedStore.start(f"unix:@torsh-benchmark-{secrets.token_hex(8)}", b"")
 
     def run(rank: int) -> Stats:
@@ -111,16 +115,16 @@ def bytes_of(name: str, ranks: int, width: int) -> Stats:
 
 
 def measure(name: str, options: argparse.Namespace) -> Figure:
-    """One compressor's figures."""
+    """Return one compressor's figures."""
     step = Step(name, ProcessGroup(SingleBackend(), _TIMEOUT), options.width)
-    step()  # residuals are made
+    step()  # creates the residuals
     stats = bytes_of(name, options.ranks, options.width)
     seconds = timing.typical(step, options.steps)
     return Figure(name, seconds * 1e3, stats.bytes_sent, stats.dense_bytes)
 
 
 def checks(figures: Sequence[Figure]) -> list[Check]:
-    """What each may send."""
+    """Return a check of each compressor's share of bytes."""
     return [
         Check(
             f"{figure.compressor}: of a dense all_reduce's bytes",
@@ -153,7 +157,7 @@ def _compressors(text: str) -> tuple[str, ...]:
 
 
 def report(figures: Sequence[Figure], mbit: float) -> str:
-    """One line for each compressor."""
+    """Return a table with one line for each compressor."""
     body = [
         [
             *(f.compressor, f"{f.ms:.1f}", f"{f.sent / 1e6:.3f}", f"{f.sent / f.dense:.2%}"),

@@ -1,16 +1,16 @@
-"""What compressed gradients do to training: a script for torshrun.
+"""Measures the effect of compressed gradients on training.
 
     torshrun --nproc-per-node 2 benchmarks/compression_training.py --bars
 
 Trains the digits' classifier and a small character GPT, both in torsh_runtime.nn, from the same
-first values, with dense gradients and with each compressor; by SGD with momentum, and the rate goes
-up and then down with a cosine. Each compressor is used as docs/compression.md advises: top-k and 1
-bit with momentum before them, PowerSGD's matrices in half precision.
+initial values, with dense gradients and with each compressor. The optimizer is SGD with momentum,
+and the rate rises and then falls with a cosine. Each compressor is used as docs/compression.md
+advises: top-k and 1 bit with momentum before them, PowerSGD's matrices in half precision.
 
-Printed are the loss on data that was held out, as a multiple of the dense run's, and the bytes that
-a rank sent in the whole run, as a part of the dense run's. Compressed training may need more steps
-to the same loss: each compressor but int8 trains for as many steps as the dense run, and then anew
-for 1.5 or 2 times as many.
+Prints the validation loss as a multiple of the dense run's, and the bytes that a rank sent in the
+whole run as a share of the dense run's. Compressed training may need more steps to reach the same
+loss: each compressor but int8 trains for as many steps as the dense run, and then again for 1.5 or
+2 times as many.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _NEAR = 1.01
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a compressor is used."""
+    """Describes the use of a compressor."""
 
     make: Callable[[int, float | None], compression.Compressor]
-    """Of the number of steps, and the norm that gradients are clipped to."""
+    """Function of the number of steps and the norm to which gradients are clipped."""
     bytes: float
-    """The bar: of the dense run's."""
+    """The bar: largest share of the dense run's bytes."""
     more: float = 1.5
-    """Steps for each of the dense run, in the run that the bars are for."""
+    """Number of steps as a multiple of the dense run's, in the run for which the bars hold."""
 
 
 def _after_momentum(
@@ -77,7 +77,7 @@ Batch = Callable[[int, slice], tuple[Any, Any]]
 
 
 class Digits:
-    """A classifier of handwritten digits."""
+    """Trains a classifier of handwritten digits."""
 
     rate, clip = 0.05, None
 
@@ -88,19 +88,19 @@ class Digits:
         self.model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
 
     def loss(self, model: Any, step: int, share: slice) -> Any:
-        """Of a share of a batch."""
+        """Return the loss of a share of a batch."""
         inputs, targets = self.train_set
         picked = np.random.default_rng(step).integers(len(inputs), size=self.size)[share]
         return F.cross_entropy(model(nn.from_numpy(inputs[picked])), nn.from_numpy(targets[picked]))
 
     def validation(self) -> float:
-        """The loss on data that was held out."""
+        """Return the validation loss."""
         inputs, targets = map(nn.from_numpy, self.held_out)
         return float(F.cross_entropy(self.model(inputs), targets).item())
 
 
 class Gpt:
-    """A character GPT, on the standard library but for its last tenth."""
+    """Trains a character GPT on all but the last tenth of the standard library's text."""
 
     rate, clip = 0.1, 1.0
 
@@ -113,11 +113,11 @@ class Gpt:
         self.model = gpt.GPT(len(self.text.alphabet), self.context, 2, 4, 128)
 
     def loss(self, model: Any, step: int, share: slice) -> Any:
-        """Of a share of a batch."""
+        """Return the loss of a share of a batch."""
         return self._loss(model, *self.text.batch(step, self.size, self.context, share))
 
     def validation(self) -> float:
-        """The loss on pieces from everywhere in the text that was held out."""
+        """Return the loss on pieces spread over the validation text."""
         starts = np.linspace(0, len(self.held_out) - self.context - 1, 256).astype(int)
         pieces = self.held_out[starts[:, None] + np.arange(self.context + 1)]
         return float(self._loss(self.model, pieces[:, :-1], pieces[:, 1:]).item())
@@ -128,7 +128,7 @@ class Gpt:
 
 
 def train(task: Any, hook: compression.Compressor | None, steps: int) -> float:
-    """The loss on data that was held out."""
+    """Train, and return the validation loss."""
     has_momentum = isinstance(hook, compression.MomentumCorrection)
     model = tr.DistributedDataParallel(task.model, gradient_compression=hook)
     momentum = 0.0 if has_momentum else _MOMENTUM

@@ -1,9 +1,11 @@
-"""Attention over parts of sequences: `torshrun --nproc-per-node 2 benchmarks/context_parallel.py`.
+"""Measures attention over parts of sequences.
 
-Forward and backward of causal attention by each method, every rank on one thread, beside one
-process on one thread that has the whole sequence while the others sleep; and the ring once more
-where tokens look at those of a window only, an eighth of the sequence. torch's own context
-parallelism is tried on the same tensors over Gloo, and what it says is printed.
+    torshrun --nproc-per-node 2 benchmarks/context_parallel.py
+
+Times forward and backward of causal attention by each method, with every rank on one thread, and by
+one process on one thread that has the whole sequence while the others sleep. The ring is also timed
+with a window of an eighth of the sequence, outside of which tokens do not attend. torch's own
+context parallelism is tried on the same tensors over Gloo, and its time or error is printed.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def step(attention: Callable[..., torch.Tensor], parts: Sequence[torch.Tensor]) -> Step:
-    """A forward and a backward pass over query, key, value and the gradient of the result."""
+    """Return a function that does a forward and a backward pass.
+
+    parts: query, key, value and the gradient of the result.
+    """
 
     def run() -> torch.Tensor:
         leaves = [each.detach().requires_grad_() for each in parts[:3]]
@@ -62,7 +67,7 @@ def step(attention: Callable[..., torch.Tensor], parts: Sequence[torch.Tensor]) 
 
 
 def steps(whole: Sequence[torch.Tensor]) -> dict[str, Step]:
-    """By name; "one process" is for rank 0."""
+    """Return the steps to measure by name. "one process" is for rank 0."""
     world = tr.group.WORLD
     parts = [tr.context_shard(each.transpose(1, 2), world).transpose(1, 2) for each in whole]
     found = {
@@ -86,7 +91,7 @@ def check_results(todo: dict[str, Step]) -> None:
 
 
 def seconds(name: str, run: Step, count: int) -> float:
-    """Of one step: the worst rank's median."""
+    """Return the seconds of one step: the slowest rank's median."""
     tr.barrier()
     own = torch.zeros(1, dtype=torch.float64)
     if name != "one process" or tr.get_rank() == 0:
@@ -97,7 +102,7 @@ def seconds(name: str, run: Step, count: int) -> float:
 
 
 def torchs(whole: Sequence[torch.Tensor]) -> str:
-    """What torch's context parallelism does with the same tensors."""
+    """Return the time of torch's context parallelism on the same tensors, or its error."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.experimental import context_parallel
 
@@ -119,7 +124,7 @@ def torchs(whole: Sequence[torch.Tensor]) -> str:
 
 
 def report(times: dict[str, list[float]], options: argparse.Namespace) -> list[Check]:
-    """Print the table; returns what the bar says."""
+    """Print the table, and return the checks."""
     alone, rows, checks = times["one process"], [], []
     for name, each in times.items():
         ratio = statistics.median(a / b for a, b in zip(each, alone, strict=True))
@@ -141,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tr.init_process_group()
     torch.manual_seed(0)
     shape = (1, options.tokens, options.heads, options.head_dim)
-    whole = [torch.randn(shape).transpose(1, 2) for _ in range(4)]  # as projections give them
+    whole = [torch.randn(shape).transpose(1, 2) for _ in range(4)]  # laid out as by projections
     todo = steps(whole)
     check_results(todo)
     times: dict[str, list[float]] = {name: [] for name in todo}

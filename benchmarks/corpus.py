@@ -1,7 +1,9 @@
-"""What launchers say of jobs that fail: `python benchmarks/corpus.py --help`.
+"""Judges the reports of launchers about jobs that fail.
 
-Runs the cases of tests/corpus under torshrun and torchrun, and compares whom each blames, and for
-what, with what is known of the case.
+    python benchmarks/corpus.py --help
+
+Runs the cases of tests/corpus under torshrun and torchrun, and compares the blamed ranks and causes
+with the known truth of each case.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from benchmarks.peers import UnavailableError
 from benchmarks.processes import INTERRUPTED, interrupt_on_term
 
 QUICK = ("crash/stack_overflow", "options/order", "python/one_rank", "signals/kill")
-"""Cases that fail soon, and need nothing."""
+"""Cases that fail quickly and need nothing special."""
 
 
 def main() -> int:
@@ -81,7 +83,7 @@ def _matches(case: Case, patterns: Sequence[str] | None) -> bool:
 def _verdicts(
     chosen: Sequence[Case], launcher: str, options: argparse.Namespace
 ) -> Iterator[Verdict]:
-    """In the order of the cases, those that ran."""
+    """Run the cases, and yield a verdict for each that ran, in the order of the cases."""
     with ThreadPoolExecutor(options.jobs) as executor:
         tries = executor.map(partial(_try, launcher, options.hang_timeout), chosen)
         for case, result in zip(chosen, tries, strict=True):
@@ -94,7 +96,7 @@ def _verdicts(
 
 
 def _try(launcher: str, hang_timeout: float, case: Case) -> Run | str:
-    """The run, or why there is none."""
+    """Return the run of a case, or the reason why it was not run."""
     if launcher == TORCHRUN and not case.torchrun:
         return "not applicable"
     try:

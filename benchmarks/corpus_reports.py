@@ -1,4 +1,7 @@
-"""What a launcher says of a failed job, in the corpus' words: whose fault, of what kind. Pure."""
+"""Translates a launcher's report of a failed job into the corpus' words: whose fault, which kind.
+
+It has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ KINDS: Mapping[str, str] = {
     "node unreachable": "network",
     "shared memory full": "memory",
 }
-"""torshrun's words for kinds, and the corpus' for each; a word that is not here is its own."""
+"""torshrun's words for kinds, with the corpus' words for each. A missing word is used as it is."""
 
 _BAD_USAGE = 2
 _OUTCOMES = {"failed": "missing", "stopped": "signal", "preempted": "signal", "lost": "agent"}
@@ -60,21 +63,21 @@ _ERRORS = {
     "permission": r"\bPermissionError\b|Permission denied",
     "network": r"Connection refused|No route to host|Network is unreachable",
 }
-"""Of Python and the system, for launchers that print errors and no kinds."""
+"""Patterns of errors of Python and the system, for launchers that print no kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one launcher says of one job."""
+    """Holds one launcher's statements about one job."""
 
     text: str
-    """All of it that it says itself, without what it quotes of the workers."""
+    """The launcher's own text, without its quotations of workers."""
     certainty: str = ""
-    """CERTAIN, LIKELY or UNDECIDED; "" if it says nothing of a cause."""
+    """CERTAIN, LIKELY or UNDECIDED; "" if it names no cause."""
     ranks: frozenset[int] = frozenset()
     nodes: frozenset[int] = frozenset()
     kinds: frozenset[str] = frozenset()
-    """The corpus' words."""
+    """Kinds in the corpus' words."""
 
     def __str__(self) -> str:
         if not self.certainty:
@@ -85,7 +88,7 @@ class Finding:
 
 
 def finding(launcher: str, run: Run) -> Finding:
-    """What this launcher says of this job."""
+    """Return what this launcher says about this job."""
     return _torshrun(run) if launcher == TORSHRUN else _torchrun(run)
 
 
@@ -107,7 +110,7 @@ def _torshrun(run: Run) -> Finding:
 
 
 def own_lines(stderr: str) -> str:
-    """torshrun's own lines, without those of workers and those that it quotes."""
+    """Return torshrun's own lines, without those of workers, quoted or not."""
     lines, ours = [], False
     for line in stderr.splitlines():
         ours = line.startswith("torshrun: ") or (ours and line.startswith("  "))
@@ -117,7 +120,7 @@ def own_lines(stderr: str) -> str:
 
 
 def _events(run: Run, name: str) -> list[Mapping[str, Any]]:
-    """Those of each node's last round that has any."""
+    """Return the events of this name of each node's last round that has any."""
     found = []
     for node in run.nodes:
         named = [event for event in node.events if event["event"] == name]
@@ -135,7 +138,10 @@ def _of_cause(text: str, cause: Mapping[str, Any]) -> Finding:
 
 
 def _of_worker(text: str, event: Mapping[str, Any]) -> Finding:
-    """The report without such an event: it names one rank, and others that failed alike."""
+    """Return the finding of a report without a root cause.
+
+    It names one rank, and others that failed in the same way.
+    """
     alike = re.findall(r"\branks? ([\d, -]+) in the same way", text)
     ranks = {event["rank"], *(rank for ranks in alike for rank in _listed(ranks))}
     certainty = CERTAIN if KINDS.get(event["kind"], "?") else LIKELY
@@ -148,7 +154,7 @@ def _listed(text: str) -> Iterable[int]:
 
 
 def _outcome(run: Run) -> str:
-    """Why the job ended, where no worker failed."""
+    """Return the reason why the job ended if no worker failed."""
     ends = [event["outcome"] for event in _events(run, "job_finished")]
     found = [outcome for outcome in ends if outcome != "succeeded"]
     return _OUTCOMES.get(found[0], "") if found else ""
@@ -197,13 +203,13 @@ def _logged(node: Said) -> Sequence[str]:
 
 
 def _last_error(stderr: str) -> str:
-    """The error that ended torchrun itself: its last line, after a traceback through torch."""
+    """Return the last line of torchrun's own error, after a traceback through torch, or ""."""
     trace = stderr.rpartition("Traceback (most recent call last):")[2]
     return stderr.rstrip().splitlines()[-1] if "torch/distributed/run.py" in trace else ""
 
 
 def _kinds_of(code: int, trace: str) -> frozenset[str]:
-    """What an exit code, or else an exception, says to who knows them."""
+    """Return the kinds that an exit code, or else an exception, implies."""
     if code < 0:
         name = signal.Signals(-code).name
         return frozenset(kind for kind, names in _SIGNALS.items() if name in names)

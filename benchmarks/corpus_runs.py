@@ -1,4 +1,4 @@
-"""Runs a case of the corpus under a launcher, and keeps what the launcher said."""
+"""Runs a case of the corpus under a launcher, and keeps the launcher's output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from benchmarks.launchers import TORSHRUN
 from benchmarks.processes import Program, started, wait_until
 
 GRACE = 10.0
-"""Seconds that a launcher has to start and to end, on top of what the case may take."""
+"""Seconds that a launcher has to start and to end, in addition to the case's own limit."""
 _CLEARED = ("OMP_NUM_THREADS", "MASTER_", "TORCHELASTIC_", "PET_", "RANK", "WORLD_SIZE")
 _SHUTDOWN = "5"
 _KEPT_BYTES = 1 << 20
@@ -28,32 +28,32 @@ _MODULES = {"torshrun": "torshrun", "torchrun": "torch.distributed.run"}
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the agent of one node left."""
+    """Holds the output of one node's agent."""
 
     code: int | None
-    """Its exit code; None if it did not end in time."""
+    """The agent's exit code; None if it did not end in time."""
     stderr: str
     events: tuple[dict[str, Any], ...]
-    """Of torshrun; the facts of each are among its other keys."""
+    """Events of torshrun, each with its facts as further keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A job that is over, one way or another."""
+    """Represents a job that is over."""
 
     nodes: tuple[Said, ...]
     seconds: float
 
     @property
     def hung(self) -> bool:
-        """Whether no agent ended in time."""
+        """Return whether no agent ended in time."""
         return all(node.code is None for node in self.nodes)
 
 
 def run(case: Case, launcher: str, hang_timeout: float) -> Run:
-    """Run it until all agents have ended, or its time is over; then nothing of it is left.
+    """Run a case until all agents have ended or its time is over, and clean up.
 
-    Raises UnavailableError where this machine has not got what the case needs.
+    Raises UnavailableError if this machine lacks something that the case needs.
     """
     with (
         tempfile.TemporaryDirectory(prefix="torsh-corpus-") as name,
@@ -88,7 +88,7 @@ def _agent(case: Case, launcher: str, stage: Stage, node: int) -> list[str]:
 
 
 def _unset() -> list[str]:
-    """What keeps this process's own place in a job from the one that it starts."""
+    """Return the command that removes the variables of this process's own job from a child's."""
     names = [name for name in os.environ if name.startswith(_CLEARED)]
     return ["env", *(f"--unset={name}" for name in names)]
 

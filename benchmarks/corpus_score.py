@@ -1,4 +1,7 @@
-"""Judges what launchers say against what the corpus knows, and adds it up. Pure."""
+"""Compares launchers' reports with the truth of the corpus, and totals the results.
+
+It has no side effects.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,21 @@ from benchmarks.bars import Check
 from benchmarks.corpus_reports import CERTAIN, UNDECIDED, Finding
 
 CULPRIT_BAR, KIND_BAR, HINT_BAR = 95.0, 90.0, 90.0
-"""Percent of the cases, at least."""
+"""Smallest percentages of the cases."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How one launcher did in one case."""
+    """Judges one launcher's report of one case."""
 
     case: Case
     hung: bool
-    """Whether the launcher had not ended in time."""
+    """True if the launcher did not end in time."""
     finding: Finding
 
     @property
     def culprit(self) -> bool:
-        """Whether it named whose fault it is, and nobody else."""
+        """Return whether the launcher named those at fault, and nobody else."""
         truth, found = self.case.culprit, self.finding
         if not found.certainty or truth.undecided != (found.certainty == UNDECIDED):
             return False
@@ -38,36 +41,36 @@ class Verdict:
         return named and found.ranks <= self._ranks and found.nodes <= truth.nodes
 
     def _nobody(self, ranks: frozenset[int], nodes: frozenset[int]) -> bool:
-        """Whether nobody in particular is blamed: who blames all ranks blames the job."""
+        """Return whether nobody in particular is blamed. Who blames all ranks blames the job."""
         everyone = 1 < len(ranks) == self.case.nproc * self.case.nnodes
         return not nodes and (not ranks or everyone)
 
     @property
     def _ranks(self) -> frozenset[int]:
-        """Those at fault; of a node all."""
+        """Return the ranks at fault, including all ranks of a node at fault."""
         nproc, truth = self.case.nproc, self.case.culprit
         of_nodes = (range(node * nproc, (node + 1) * nproc) for node in truth.nodes)
         return truth.ranks.union(*of_nodes)
 
     @property
     def kind(self) -> bool:
-        """Whether it named the kind, and no other."""
+        """Return whether the launcher named the right kind, and no other."""
         return bool(self.finding.kinds) and self.finding.kinds <= self.case.kinds
 
     @property
     def hint(self) -> bool:
-        """Whether all key words are in what it says itself."""
+        """Return whether the launcher's own text has all key words."""
         return not self.missing
 
     @property
     def missing(self) -> list[str]:
-        """The key words that are not there."""
+        """Return the key words that are missing in the launcher's own text."""
         hints = self.case.hints
         return [hint.pattern for hint in hints if not hint.search(self.finding.text)]
 
     @property
     def certain_and_wrong(self) -> bool:
-        """Whether it blamed somebody else without a doubt."""
+        """Return whether the launcher blamed someone else with certainty."""
         return self.finding.certainty == CERTAIN and not self.culprit
 
     @property
@@ -76,12 +79,12 @@ class Verdict:
 
 
 def percent(verdicts: Sequence[Verdict], is_right: Callable[[Verdict], bool]) -> float | None:
-    """Of how many percent that is true; None of none."""
+    """Return for how many percent of the verdicts `is_right` is true; None without verdicts."""
     return 100 * sum(map(is_right, verdicts)) / len(verdicts) if verdicts else None
 
 
 def by_area(verdicts: Sequence[Verdict]) -> str:
-    """A table with a line for each area, and one for all."""
+    """Return a table with a line for each area, and one for all."""
     areas = sorted({verdict.case.area for verdict in verdicts})
     lines = [
         (area, [verdict for verdict in verdicts if verdict.case.area == area]) for area in areas
@@ -105,7 +108,7 @@ def _line(name: str, verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def misses(verdicts: Iterable[Verdict]) -> str:
-    """What was wrong in each case that is not all right, and what was said."""
+    """Return, for each case that is not all right, the mistakes and the launcher's statement."""
     return "\n".join(_miss(verdict) for verdict in verdicts if not verdict.right)
 
 
@@ -118,7 +121,7 @@ def _miss(verdict: Verdict) -> str:
 
 
 def truth(case: Case) -> str:
-    """Whose fault it is, and of what kind, as in its head."""
+    """Return whose fault a case is and of which kind, as its header says."""
     culprit = case.culprit
     who = [f"rank {rank}" for rank in sorted(culprit.ranks)]
     who += [f"node {node}" for node in sorted(culprit.nodes)]
@@ -127,7 +130,7 @@ def truth(case: Case) -> str:
 
 
 def checks(verdicts: Sequence[Verdict]) -> list[Check]:
-    """The bars."""
+    """Return the checks of the bars."""
     wrong = sum(each.certain_and_wrong for each in verdicts)
     return [
         Check("culprit %", percent(verdicts, lambda each: each.culprit), CULPRIT_BAR),

@@ -1,7 +1,7 @@
-"""What a case of the corpus finds around it: file systems, cgroups, hosts, stores of its own.
+"""Prepares the environment of a corpus case: file systems, cgroups, hosts and stores of its own.
 
-Mounts live in a namespace of the job's own, hosts are network namespaces without names, and cgroups
-are removed: nothing is left when the job's processes are gone.
+Mounts are in the job's own namespace, hosts are network namespaces without names, and cgroups are
+removed, so nothing remains after the job's processes have ended.
 """
 
 from __future__ import annotations
@@ -29,36 +29,38 @@ _SHM_BYTES = 16 << 20
 _MEMORY_BYTES = 512 << 20
 _PATIENCE = 10.0
 _CONF = {"join_timeout": "20", "keep_alive_interval": "1", "keep_alive_max_attempt": "3"}
-"""Both launchers know these; with torshrun the last two make a ttl of 3 s."""
+"""Options that both launchers have; for torshrun the last two mean a ttl of 3 s."""
 
 
 @dataclass
 class Stage:
-    """Where a job's agents start."""
+    """Describes the environment in which a job's agents start."""
 
     folder: Path
-    """The job's own; its working directory is "work" in it."""
+    """The job's own folder, whose subfolder "work" is its working directory."""
     endpoint: str
-    """Where nodes meet."""
+    """The address at which nodes rendezvous."""
     backend: str = "static"
     variables: dict[str, str] = field(default_factory=dict)
-    """For the workers, on top of what is there."""
+    """Additional environment variables of the workers."""
     setup: list[str] = field(default_factory=list)
-    """Lines of shell that come before an agent."""
+    """Lines of shell that run before an agent."""
     mounts: bool = False
-    """Whether the setup mounts something."""
+    """True if the setup mounts something."""
     prefixes: dict[int, list[str]] = field(default_factory=dict)
-    """What stands before the command of a node's agent."""
+    """Words to put before the command of each node's agent."""
 
     def command(self, node: int, agent: list[str]) -> list[str]:
-        """The agent's command, for this node. Workers find the agent's pid in CORPUS_AGENT_PID."""
+        """Return the agent's command for this node. Workers find the agent's pid in
+        CORPUS_AGENT_PID.
+        """
         lines = [*self.setup, "export CORPUS_AGENT_PID=$$", 'exec "$@"']
         apart = ["unshare", "--mount"] if self.mounts else []
         shell = ["sh", "-ec", "\n".join(lines), "sh"]
         return [*apart, *shell, *self.prefixes.get(node, []), *agent]
 
     def meeting(self, node: int, nnodes: int) -> list[str]:
-        """The options by which nodes meet."""
+        """Return the options by which nodes rendezvous."""
         if nnodes == 1:
             return []
         where = [f"--nnodes={nnodes}", "--rdzv-id=corpus"]
@@ -73,7 +75,10 @@ class Stage:
 
 @contextlib.contextmanager
 def staged(case: Case, folder: Path) -> Iterator[Stage]:
-    """The stage that the case needs. UnavailableError where this machine has not got it."""
+    """Prepare the stage that the case needs.
+
+    Raises UnavailableError if this machine lacks something for it.
+    """
     stage = Stage(folder, f"127.0.0.1:{free_port()}")
     (folder / "work").mkdir()
     (folder / "tmp").mkdir()
@@ -122,7 +127,7 @@ def _cgroup(case: Case, stage: Stage, stack: ExitStack) -> None:
 
 
 def _freezer(case: Case, stage: Stage, stack: ExitStack) -> None:
-    """A freezer of version 1, in which nothing dies of SIGKILL, as in state D."""
+    """Provide a freezer of version 1, in which SIGKILL has no effect, as in state D."""
     group = stack.enter_context(_made_cgroup("freezer"))
     if not (group / "freezer.state").exists():
         raise UnavailableError("it needs the freezer of cgroups, version 1")
@@ -132,7 +137,7 @@ def _freezer(case: Case, stage: Stage, stack: ExitStack) -> None:
 
 @contextlib.contextmanager
 def _made_cgroup(controller: str) -> Iterator[Path]:
-    """A cgroup below this process's own, that is removed when what is in it is gone."""
+    """Create a cgroup below this process's own, and remove it once its processes have ended."""
     own = next((path[0] for path in find(controller, Path("/"))), None)
     if own is None or not os.access(own.folder / "cgroup.procs", os.W_OK):
         raise UnavailableError(f"it needs a cgroup that it may write to: {controller}")
@@ -159,7 +164,7 @@ def _remove(group: Path) -> None:
 
 
 def _netns(case: Case, stage: Stage, stack: ExitStack) -> None:
-    """A host for each node; its interface is called "plug"."""
+    """Provide a host for each node, whose interface is called "plug"."""
     from support.hosts import hindrance, plugged
 
     if hindrance():
@@ -184,7 +189,7 @@ def _etcd(case: Case, stage: Stage, stack: ExitStack) -> None:
 
 
 def _faketime(case: Case, stage: Stage, stack: ExitStack) -> None:
-    """The last node's clock is an hour late."""
+    """Set the last node's clock back by an hour."""
     if not shutil.which("faketime"):
         raise UnavailableError("it needs faketime")
     last = case.nnodes - 1

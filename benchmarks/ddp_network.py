@@ -1,9 +1,12 @@
-"""Our DistributedDataParallel between two nodes: `python benchmarks/ddp_network.py --help`.
+"""Measures torsh's DistributedDataParallel between two nodes.
 
-The nodes are two network namespaces of this machine with a cable between them, which `tc tbf` makes
-slow; one rank on each. First as slow as lets an all-reduce of all gradients take as long as a
-backward pass: how much of the communication is hidden behind it. Then at --mbit: how much faster
-steps are with compressed gradients. It takes root.
+    python benchmarks/ddp_network.py --help
+
+The nodes are two network namespaces of this machine with a cable between them, which `tc tbf` slows
+down; each has one rank. The first measurement slows the cable until an all-reduce of all gradients
+takes as long as a backward pass, and determines how much of the communication is hidden behind it.
+The second one runs at --mbit, and determines how much faster steps are with compressed gradients.
+It needs root.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from benchmarks.session import positive
 
 COMPRESSORS = ("topk:0.01", "powersgd:4", "onebit", "int8")
 _FASTER = {"topk:0.01": 5.0, "powersgd:4": 5.0, "onebit": 5.0}
-"""What the bar is for: a quarter of the bytes, as int8 sends, cannot be five times as fast."""
+"""Required speedups. int8 has none, as it sends a quarter of the bytes and cannot be 5 times as
+fast.
+"""
 _HIDDEN = 0.8
 _WORKER = HERE / "ddp_network_worker.py"
 
@@ -54,7 +59,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(laid: Cable, options: argparse.Namespace, what: str) -> dict[str, Any]:
-    """What rank 0 of one run found. RunError if it fails."""
+    """Run one measurement, and return rank 0's results. Raises RunError if it fails."""
     with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:
         found = Path(name) / "found.json"
         plan = {name: getattr(options, name) for name in ("width", "depth", "batch", "mbit")}

@@ -1,4 +1,4 @@
-"""One rank of a run of ddp_network.py: `ddp_network_worker.py PLAN`, started by spawn.py."""
+"""Runs one rank of ddp_network.py: `ddp_network_worker.py PLAN`, started by spawn.py."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _WARM_UP = 2
 _PATIENCE = 10.0
 """Seconds that tc may take."""
 _BURST = 128_000
-"""The least that is sent at once, in bytes: TCP hands over 64 KiB in one piece."""
+"""Smallest burst in bytes, as TCP passes on 64 KiB in one piece."""
 _TICK = 1 / 250
-"""Seconds between two looks of the slowest clocks."""
+"""Seconds between two ticks of the slowest clocks."""
 
 
 def limit(interface: str, bits: float) -> None:
-    """Let the cable carry so many bits a second from here."""
+    """Limit what this end of the cable sends to `bits` bits per second."""
     burst = max(int(bits / 8 * _TICK), _BURST)
     words = f"qdisc replace dev {interface} root tbf rate {int(bits)}bit burst {burst}"
     command = ["tc", *words.split(), "latency", "20ms"]
@@ -39,14 +39,14 @@ def limit(interface: str, bits: float) -> None:
 
 
 def layers(width: int, depth: int) -> nn.Module:
-    """Linear layers with ReLU between them; the same on all ranks."""
+    """Return Linear layers with ReLU between them, which are the same on all ranks."""
     torch.manual_seed(0)
     made = [nn.Linear(width, width) for _ in range(depth)]
     return nn.Sequential(*(module for layer in made for module in (layer, nn.ReLU())))
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """Seconds of a call that ranks begin together."""
+    """Return the seconds of a call that ranks start together."""
     tr.barrier()
     began = time.perf_counter()
     call()
@@ -54,7 +54,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 class Training:
-    """One rank's steps on data of its own, without an optimizer."""
+    """Runs one rank's steps on its own data, without an optimizer."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan
@@ -63,8 +63,10 @@ class Training:
         self.nbytes = 4 * sum(parameter.numel() for parameter in self._plain.parameters())
 
     def overlap(self) -> dict[str, float]:
-        """Medians of what was measured in turns, since machines change their pace. The ranks have
-        ended together when the slower one has."""
+        """Return medians of interleaved measurements, since the speed of machines changes.
+
+        Times are those of the slower rank.
+        """
         gradients = tr.empty_shared(self.nbytes // 4)
         gradients[:] = 1
 
@@ -90,13 +92,13 @@ class Training:
         return {name: median(values.tolist()) for name, values in found.items()}
 
     def _agreed(self, measured: Callable[[], float]) -> float:
-        """The median of what both ranks find."""
+        """Return the median of the slower rank's measurements."""
         found = np.array([measured() for _ in range(_STEPS)])
         tr.all_reduce(found, tr.ReduceOp.MAX)
         return median(found.tolist())
 
     def compressed(self) -> dict[str, float]:
-        """The median of steps on a cable of so many Mbit/s."""
+        """Return the median time of steps on a cable of `mbit` Mbit/s."""
         limit(self._plan["interface"], self._plan["mbit"] * 1e6)
         name = self._plan["what"]
         hook = None if name == "dense" else name
@@ -108,7 +110,7 @@ class Training:
         return layers(self._plan["width"], self._plan["depth"])
 
     def _step(self, model: Any) -> float:
-        """Seconds of the backward pass."""
+        """Do a step, and return the seconds of its backward pass."""
         model.zero_grad()
         loss = model(self._data).square().mean()
         began = time.perf_counter()

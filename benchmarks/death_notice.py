@@ -1,11 +1,11 @@
-"""How soon the death of a worker with much memory is noticed.
+"""Measures how soon the death of a worker with much memory is noticed.
 
     python benchmarks/death_notice.py --gib 4 --bars
 
-Jobs of three workers under torshrun. The last has touched some gigabytes and is killed while the
-others wait for it, in a group or in none. Each death is timed for the peers, which raise PeerLost,
-and for the agent, which stops them; beside that, for a pidfd, for the end of a socket, and for
-waitpid, by which the kernel tells of it once it has freed the memory.
+Jobs of three workers run under torshrun. The last worker has touched some gigabytes and is killed
+while the others wait for it, in a group or in none. Each death is timed for the peers, which raise
+PeerLost, and for the agent, which stops them. It is also timed for a pidfd, for the end of a
+socket, and for waitpid, by which the kernel reports it once it has freed the memory.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ RANKS, VICTIM = 3, 2
 PATIENCE = 60.0
 """Seconds after which a job counts as hanging."""
 LIMIT, UNWATCHED = 10.0, 100.0
-"""Milliseconds within which a death is to be noticed: by peers, and by the agent, which they rouse;
-and by an agent that nobody rouses."""
+"""Milliseconds within which a death must be noticed: by peers and the agent that they wake;
+and by an agent that nobody wakes."""
 PLACE = "TORSH_BENCHMARK_SOCKET"
-"""The variable with the path of the socket where workers tell how they fare."""
+"""The variable with the path of the socket to which workers report."""
 
 WAITS: dict[str, Callable[[], object]] = {
     "all_reduce": lambda: tr.all_reduce(np.zeros(2)),
@@ -60,20 +60,20 @@ WHO = {
     WAITPID: "waitpid returns",
 }
 Times = dict[str, float]
-"""Milliseconds from the kill, by who noticed it; without a group peers notice nothing."""
+"""Milliseconds from the kill, by observer. Without a group peers notice nothing."""
 
 
 # ---- a worker
 
 
 def be_worker(operation: str, gib: float) -> None:
-    """Tell that all is ready, then wait for the victim, and tell when it is lost."""
+    """Report when ready, then wait for the victim, and report its loss."""
     rank, in_group = int(os.environ["RANK"]), operation != "no group"
     told = socket.socket(socket.AF_UNIX)
     told.connect(os.environ[PLACE])
     held = touched(gib) if rank == VICTIM else None
     if in_group:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent may be faster
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the agent may be faster than the peers
         tr.init_process_group()
         tr.barrier()
     tell(told, rank=rank, pid=os.getpid())
@@ -87,7 +87,7 @@ def be_worker(operation: str, gib: float) -> None:
 
 
 def touched(gib: float) -> mmap.mmap:
-    """Memory that is there to its last page, of the usual size: huge ones are freed faster."""
+    """Return memory whose pages all exist, with the usual size, as huge pages are freed faster."""
     memory = mmap.mmap(-1, int(gib * 2**30), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
@@ -102,7 +102,7 @@ def tell(told: socket.socket, **facts: float) -> None:
 
 
 class Worker:
-    """A worker's connection."""
+    """Holds the connection of a worker."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.lines = connection.makefile()
@@ -111,7 +111,7 @@ class Worker:
         self.rank, self.pid = int(facts["rank"]), int(facts["pid"])
 
     def line(self) -> dict[str, float]:
-        """What it tells next. RunError if it ends instead."""
+        """Return the worker's next message. Raises RunError if it ends instead."""
         told = self.lines.readline()
         if not told:
             raise RunError("a worker ended without a word")
@@ -125,7 +125,7 @@ class Worker:
 
 @contextlib.contextmanager
 def job(folder: Path, operation: str, gib: float) -> Iterator[list[Worker]]:
-    """The workers of a job, by rank, when the survivors wait for the victim."""
+    """Start a job, and yield its workers by rank once the survivors wait for the victim."""
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as opened:
         listener.bind(str(folder / "socket"))
         listener.listen(RANKS)
@@ -141,14 +141,14 @@ def job(folder: Path, operation: str, gib: float) -> Iterator[list[Worker]]:
                 connection.settimeout(PATIENCE)
                 workers.append(Worker(connection))
                 opened.callback(workers[-1].close)
-            time.sleep(0.3)  # let them begin to wait, and sleep
+            time.sleep(0.3)  # let them start to wait, and sleep
             yield sorted(workers, key=lambda each: each.rank)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
 
 
 def die(folder: Path, operation: str, gib: float) -> Times:
-    """Kill the victim, and see who notices when."""
+    """Kill the victim, and return when each observer noticed it, in ms."""
     with job(folder, operation, gib) as workers:
         victim = workers.pop(VICTIM)
         process, connection = os.pidfd_open(victim.pid), victim.connection.fileno()
@@ -171,7 +171,7 @@ def die(folder: Path, operation: str, gib: float) -> Times:
 
 
 def moments_of(descriptors: Sequence[int]) -> dict[int, float]:
-    """When each became readable. RunError if that takes too long."""
+    """Return when each descriptor became readable. Raises RunError if that takes too long."""
     found: dict[int, float] = {}
     while waiting := [each for each in descriptors if each not in found]:
         ready, _, _ = select.select(waiting, [], [], PATIENCE)
@@ -182,7 +182,7 @@ def moments_of(descriptors: Sequence[int]) -> dict[int, float]:
 
 
 def moment(events: list[dict[str, float]], **facts: object) -> float:
-    """When the first event with these facts was told."""
+    """Return when the first event with these facts was recorded."""
     found = (each["time"] for each in events if facts.items() <= each.items())
     first = next(found, None)
     if first is None:

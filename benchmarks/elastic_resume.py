@@ -1,10 +1,10 @@
-"""Resuming from commits in memory.
+"""Measures resuming from commits in memory.
 
-`torshrun --nproc-per-node 2 --max-restarts 3 benchmarks/elastic_resume.py`: the state is arrays of
-which each rank has its part. In the first three starts rank 1 kills itself when it has committed;
-the next workers print for how long restore() took, beside copying as much in memory, and how many
-committed steps are lost. The last ones print what a commit takes. With --bars they end with 1 if
-the restore before took longer than a second or lost a step.
+`torshrun --nproc-per-node 2 --max-restarts 3 benchmarks/elastic_resume.py`: the state consists of
+arrays of which each rank has its part. In the first three starts rank 1 kills itself after its
+commits. The next workers print how long restore() took, compared with copying as much in memory,
+and how many committed steps were lost. The last ones print how long a commit takes. With --bars
+they end with 1 if the last restore took longer than a second or lost a step.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def copy(parts: dict[str, ShardedTensor]) -> float:
-    """Seconds of the slowest rank, to memory that is there."""
+    """Return the slowest rank's seconds for a copy into existing memory."""
     target = [np.ones_like(each.values) for each in parts.values()]
     tr.barrier()
     start = time.perf_counter()
@@ -81,7 +81,7 @@ def copy(parts: dict[str, ShardedTensor]) -> float:
 
 
 def worst(seconds: float) -> float:
-    """The slowest rank's."""
+    """Return the slowest rank's seconds."""
     told = np.array([seconds])
     tr.all_reduce(told, tr.ReduceOp.MAX)
     return float(told[0])

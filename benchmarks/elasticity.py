@@ -1,7 +1,9 @@
-"""How jobs of several nodes get over faults and changes: `python benchmarks/elasticity.py --help`.
+"""Measures how jobs of several nodes recover from faults and changes.
 
-Real agents in network namespaces that stand for hosts, and a real etcd of three members on one
-more. Needs root. Workers note the time of every step, so what is said is what they did.
+    python benchmarks/elasticity.py --help
+
+Real agents run in network namespaces that represent hosts, and a real etcd of three members in
+another one. Needs root. Workers record the time of every step, so the results show what they did.
 """
 
 from __future__ import annotations
@@ -30,14 +32,14 @@ from benchmarks.table import render
 
 Times = dict[str, list[float]]
 DETECTED = 1.5
-"""Seconds beyond the ttl after which others train again."""
+"""Seconds beyond the ttl within which the other nodes must train again."""
 LEFT, JOINED = 1.0, 3.0
 PAUSE = 1.0
-"""Seconds for which a worker may stand still in an outage: the machine is busy, too."""
+"""Seconds for which a worker may pause in an outage, as the machine is busy, too."""
 
 
 class Session:
-    """Everything that one call of this benchmark measures."""
+    """Holds everything that one call of this benchmark measures."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -48,7 +50,7 @@ class Session:
         self.storm: Storm | None = None
 
     def measure(self) -> None:
-        """All that is wanted."""
+        """Measure everything that the options ask for."""
         given = self._options
         if given.times:
             self._take("changes", scenes.changes, given.times, self._add)
@@ -80,7 +82,7 @@ class Session:
             kept[name] = found
 
     def report(self) -> None:
-        """Print the tables of what was measured."""
+        """Print tables of all measurements."""
         tables = (
             ("seconds until the job trains again", of_times(self.times)),
             ("what is not to be noticed", of_calm(self.calm)),
@@ -92,12 +94,12 @@ class Session:
                 print(f"\n{title}\n{table}")
 
     def checks(self) -> list[Check]:
-        """The bars of what was measured."""
+        """Return the checks of all measurements."""
         found = [*bars_of_times(self.times, self._options.ttl), *bars_of_calm(self.calm)]
         return [*found, *bars_of_partitions(self.partitions), *bars_of_storm(self.storm)]
 
     def samples(self) -> dict[str, object]:
-        """Every figure, to be written as JSON."""
+        """Return every figure, for a JSON file."""
         return {
             "times": self.times,
             "undisturbed": {name: asdict(calm) for name, calm in self.calm.items()},
@@ -111,7 +113,7 @@ class Session:
 
 
 def of_times(times: Times) -> str:
-    """Median and most of each."""
+    """Return a table with the median and the maximum of each measurement."""
     body = [
         [name, f"{statistics.median(taken):.2f}", f"{max(taken):.2f}", str(len(taken))]
         for name, taken in times.items()
@@ -151,7 +153,7 @@ def of_storm(storm: Storm | None) -> str:
 
 
 def bars_of_times(times: Times, ttl: float) -> Iterator[Check]:
-    """Of the slowest of each."""
+    """Yield a check of the slowest of each measurement."""
     limits = {"dies": ttl + DETECTED, "told to end": LEFT, "drained": LEFT, "joins": JOINED}
     for name, taken in times.items():
         limit = next(limit for end, limit in limits.items() if name.endswith(end))

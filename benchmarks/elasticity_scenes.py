@@ -1,6 +1,6 @@
-"""What happens to jobs of several nodes: hosts in namespaces, a real etcd, faults by chance.
+"""Causes faults and changes in jobs of several nodes, with hosts in namespaces and a real etcd.
 
-The hosts, and all that is done to them, are those of the tests.
+The hosts, and the functions that change them, are those of the tests.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from benchmarks.rounds import say
 PACE = 0.05
 """Seconds between two steps of a worker."""
 LAST_CALL = 1.0
-"""Seconds."""
+"""Seconds of the rendezvous' last call."""
 
 
 REST = 0.5
@@ -39,35 +39,35 @@ REST = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """What workers noticed of something that they should not notice."""
+    """Holds what workers noticed of an event that should not affect them."""
 
     seconds: float
-    """How long it went on."""
+    """Duration of the event in seconds."""
     strikes: int
     rounds: int
-    """Rounds that began."""
+    """Number of new rounds."""
     longest_pause: float
-    """Seconds between two steps of a worker."""
+    """Longest time between two steps of a worker, in seconds."""
     words: int
-    """Lines that agents wrote."""
+    """Number of lines that agents wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Of one node that was cut off, and healed; seconds."""
+    """Holds times of one node that was cut off and healed, in seconds."""
 
     stopped: float
-    """From the cut to the last step of the node's worker."""
+    """Time from the cut to the last step of the node's worker."""
     others: float
-    """From the cut until the others trained again."""
+    """Time from the cut until the others trained again."""
     rejoined: float
-    """From the healing until all trained again."""
+    """Time from the healing until all trained again."""
     overlaps: list[str]
 
 
 @dataclass(slots=True)
 class Storm:
-    """Of many faults in a row."""
+    """Counts the events of many faults in a row."""
 
     faults: dict[str, int] = field(default_factory=dict)
     rounds: int = 0
@@ -76,7 +76,10 @@ class Storm:
 
 
 def prepare(version: str) -> None:
-    """Fetch what is needed. UnavailableError if it cannot be had, or this is not root."""
+    """Fetch the needed programs.
+
+    Raises UnavailableError if they are not available, or this is not root.
+    """
     if os.geteuid() != 0:
         raise UnavailableError("network namespaces need root")
     try:
@@ -87,8 +90,10 @@ def prepare(version: str) -> None:
 
 @contextlib.contextmanager
 def _site(folder: Path, version: str, ttl: float, nnodes: str, count: int) -> Iterator[Site]:
-    """Hosts with a cluster of three. RunError when what is to happen does not, or something is left
-    behind, a log or an end is missing.
+    """Provide hosts with an etcd of three members.
+
+    Raises RunError if an expected event does not happen, something is left behind, or a log or an
+    agent's end is missing.
     """
     conf = f"last_call_timeout={LAST_CALL},ttl={ttl},join_timeout=120,close_timeout=5"
     budget = ("--max-restarts=1000000", "--restart-backoff=0")
@@ -113,8 +118,10 @@ def _site(folder: Path, version: str, ttl: float, nnodes: str, count: int) -> It
 def changes(
     folder: Path, version: str, ttl: float, times: int, add: Callable[[str, float], None]
 ) -> None:
-    """Change a job of three nodes again and again; `add` takes what was done, and the seconds until
-    the job trained again with the nodes that it should have.
+    """Change a job of three nodes repeatedly.
+
+    `add` takes the name of each change, and the seconds until the job trained again with the nodes
+    that it should have.
     """
     with _site(folder, version, ttl, "2:3", 3) as job:
         for host in job.hosts[:2]:
@@ -155,7 +162,7 @@ def _drain(job: Site, host: Host) -> None:
 
 
 def _forget(job: Site, host: Host) -> None:
-    """An agent that went is to have ended."""
+    """Require that an agent that left has ended."""
     node = job.nodes.pop(host.number, None)
     if node:
         node.end()
@@ -165,7 +172,7 @@ def _forget(job: Site, host: Host) -> None:
 
 
 def members_die(folder: Path, version: str, ttl: float, times: int) -> Calm:
-    """Kill one of three members of etcd at random moments of a job, again and again."""
+    """Kill one of three members of etcd at random moments of a job, `times` times."""
 
     def strike(job: Site) -> None:
         for number in range(times):
@@ -180,7 +187,7 @@ def members_die(folder: Path, version: str, ttl: float, times: int) -> Calm:
 
 
 def outage(folder: Path, version: str, ttl: float, seconds: float) -> Calm:
-    """Let all members of etcd be down for so long."""
+    """Stop all members of etcd for `seconds` seconds."""
 
     def strike(job: Site) -> None:
         say(f"outage: {seconds:g} s")
@@ -220,7 +227,7 @@ def _words(job: Site) -> int:
 
 
 def partition(folder: Path, version: str, ttl: float, seconds: float, leads: bool) -> Partition:
-    """Cut one node off from the others and from etcd, and heal it after so long."""
+    """Cut one node off from the others and from etcd, and heal it after `seconds` seconds."""
     with _site(folder, version, ttl, "2:3", 3) as job:
         for host in job.hosts:
             job.start(host)
@@ -244,8 +251,9 @@ def partition(folder: Path, version: str, ttl: float, seconds: float, leads: boo
 
 
 def storm(folder: Path, version: str, ttl: float, times: int, seed: int) -> Storm:
-    """Let one or two things happen at once, again and again; after each time all four nodes are to
-    train again.
+    """Inject one or two random faults at once, `times` times.
+
+    After each time all four nodes must train again.
     """
     chance, done = random.Random(seed), Storm()
     with _site(folder, version, ttl, "2:4", 4) as job:
@@ -264,7 +272,7 @@ def storm(folder: Path, version: str, ttl: float, times: int, seed: int) -> Stor
 
 
 def _strike(job: Site, ttl: float, chance: random.Random, done: Storm) -> str:
-    """Begin all, wait, undo all; what it was."""
+    """Start one or two faults, wait, undo them, and return their names."""
     count = chance.choice((1, 1, 2))
     chosen = chance.sample(sorted(_FAULTS), count)
     undo = []

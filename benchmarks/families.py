@@ -1,9 +1,11 @@
-"""Models of transformers, cut: `python benchmarks/families.py --help`.
+"""Compares the training of transformers' models, cut by each kind of parallelism and whole.
+
+    python benchmarks/families.py --help
 
 Each family is trained for 10 steps of AdamW with clipping, in float64, once whole in one process
-and once by each kind of parallelism. Losses, norms of gradients and parameters have to be the same
-to 1e-9 ("right"), or the model is refused by name before the first step ("refused"); the rest is
-"WRONG". `--write` makes docs/support.md of it.
+and once by each kind of parallelism. Losses, norms of gradients and parameters must agree to 1e-9
+("right"), or the model is refused by name before the first step ("refused"); the rest is "WRONG".
+`--write` writes the results to docs/support.md.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from benchmarks.family_training import SENSELESS  # noqa: E402
 PAGE = HERE.parent / "docs" / "support.md"
 BAR = 0.8
 _SECONDS = 60
-"""For each cell, with what it takes to start."""
+"""Seconds for each cell, including the start."""
 Cells = dict[tuple[str, str], str]
 
 
@@ -49,7 +51,7 @@ def _listed(text: str) -> list[str]:
 
 
 def run(families: Sequence[str], columns: Sequence[str], each: int) -> Cells:
-    """The verdict of each cell, by family and column."""
+    """Run the cells, and return their verdicts by family and column."""
     found: Cells = {}
     for ranks in dict.fromkeys(COLUMNS[column].ranks for column in columns):
         alike = [column for column in columns if COLUMNS[column].ranks == ranks]
@@ -67,7 +69,7 @@ def run(families: Sequence[str], columns: Sequence[str], each: int) -> Cells:
 
 
 def _launched(ranks: int, families: Sequence[str], columns: Sequence[str]) -> Cells:
-    """What one launch said of its cells; those after the first one that ended it are left out."""
+    """Run one launch, and return its verdicts, which lack all cells after one that ended it."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "cells"
         told.touch()
@@ -90,13 +92,13 @@ def _launched(ranks: int, families: Sequence[str], columns: Sequence[str]) -> Ce
 
 
 def share_right(cells: Iterable[str]) -> float:
-    """Of those that make sense and were tried."""
+    """Return the share of right cells among those that make sense and were tried."""
     tried = [each for each in cells if each not in (SENSELESS, NOT_TRIED)]
     return sum(each == RIGHT for each in tried) / max(1, len(tried))
 
 
 def page(cells: Mapping[tuple[str, str], str]) -> str:
-    """docs/support.md."""
+    """Return the text of docs/support.md."""
     columns = [column for column in COLUMNS if any(key[1] == column for key in cells)]
     rows = [["Family", *columns], ["---"] * (1 + len(columns))]
     reasons: dict[str, list[str]] = {}
@@ -166,7 +168,7 @@ and 5.0.
 
 
 def read(text: str) -> Cells:
-    """The verdicts of a page."""
+    """Return the verdicts of a page."""
     lines = [line for line in text.partition("\n- ")[0].splitlines() if line.startswith("| ")]
     table = [[each.strip() for each in line.strip("|").split("|")] for line in lines]
     titles = {family.title: name for name, family in FAMILIES.items()}

@@ -1,4 +1,4 @@
-"""One rank of benchmarks/families.py: trains models cut and whole, and says how far they part."""
+"""Runs one rank of benchmarks/families.py: trains cut and whole models, and compares them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.family_training import SENSELESS  # noqa: E402
 
 
 def cell(name: str, title: str) -> str:
-    """The verdict of one family."""
+    """Return the verdict of one family in one column."""
     column = COLUMNS[title]
     if column.run is None:
         return NOT_TRIED
@@ -30,7 +30,7 @@ def cell(name: str, title: str) -> str:
         said = column.run(name, column.mesh())
     except tr.ConfigError as error:
         return f"{REFUSED}: {error}"
-    except Exception as error:  # which is a verdict, too
+    except Exception as error:  # an error is a verdict, too
         said = f"{type(error).__name__}: {error}"
     return said if said == SENSELESS else f"{WRONG}: {said}" if said else RIGHT
 

@@ -1,4 +1,4 @@
-"""What is done with families of models: each column of benchmarks/families.py."""
+"""Defines the columns of benchmarks/families.py: the ways in which models are spread."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ RIGHT, REFUSED, WRONG = "right", "refused", "WRONG"
 NOT_TRIED = "not tried"
 TOKENS, MICROBATCHES = 8, 2
 _ROUNDED_IN_GRAPHS = {"deepseek-v2": 1e-7}
-"""Families that compute something in float32 in graphs, also in one process: rotations there."""
+"""Tolerances of families that compute rotations in float32 in graphs, also in one process."""
 _OF_LOSSES = ("labels", "shift_labels", "num_items_in_batch")
 
 
 def tensor_parallel(name: str, mesh: Any, sequence: bool = False) -> str:
-    """Of parallelize(model, mesh, "auto"), or with parts of sequences between layers."""
+    """Compare parallelize(model, mesh, "auto"), with parts of sequences if `sequence`."""
     family = FAMILIES[name]
     model = built(family)
     plan: Any = tr.plan_of(model, mesh.size(), sequence=True) if sequence else "auto"
@@ -50,7 +50,7 @@ def tensor_parallel(name: str, mesh: Any, sequence: bool = False) -> str:
 
 
 def compiled(name: str, mesh: Any) -> str:
-    """Of a cut model's forward pass by torch.compile, without what makes it fast."""
+    """Compare a cut model's forward pass in torch.compile, without its optimizations."""
     family = FAMILIES[name]
     model = tr.parallelize(built(family), mesh, "auto")
     torch._dynamo.reset()
@@ -62,14 +62,14 @@ def compiled(name: str, mesh: Any) -> str:
 
 @in_float64()
 def generated(model: Any, batch: Batch, **options: Any) -> Tensor:
-    """Tokens."""
+    """Return the generated tokens."""
     torch.manual_seed(7)
     found: Tensor = model.generate(**batch, **options, max_new_tokens=TOKENS, min_new_tokens=6)
     return found
 
 
 def generating(name: str, mesh: Any) -> str:
-    """Tokens out of a cut model with a cache: greedy, drawn and by beams."""
+    """Compare tokens of a cut model with a cache: greedy, drawn and by beams."""
     family = FAMILIES[name]
     if not family.generates:
         return SENSELESS
@@ -88,7 +88,7 @@ def generating(name: str, mesh: Any) -> str:
 
 
 def pipelined(name: str, mesh: Any, schedule: str, stages: int) -> str:
-    """Of PipelineParallel(model, …), with the model's own loss."""
+    """Compare PipelineParallel(model, …) with the model's own loss."""
     family = FAMILIES[name]
     pipeline = tr.PipelineParallel(
         built(family, is_deep=True), MICROBATCHES, mesh=mesh, cuts=stages, schedule=schedule
@@ -98,7 +98,7 @@ def pipelined(name: str, mesh: Any, schedule: str, stages: int) -> str:
 
 
 def spread(name: str, mesh: Any) -> str:
-    """Of two stages of two parts of layers, twice."""
+    """Compare two stages of two parts of layers, each with replicas."""
     family, group = FAMILIES[name], mesh.get_group("dp")
     model = tr.parallelize(built(family, is_deep=True), mesh, "auto")
     pipeline = tr.PipelineParallel(
@@ -130,7 +130,7 @@ def _stepped(pipeline: Any, batch: Callable[[int], Batch], mesh: Any) -> Trained
 
 
 def context_parallel(name: str, mesh: Any) -> str:
-    """Of context_model() and context_batch()."""
+    """Compare context_model() and context_batch()."""
     model = built(FAMILIES[name])
     tr.context_model(model, mesh)
     replica: Any = tr.DistributedDataParallel(model, process_group=mesh.get_group())
@@ -156,7 +156,7 @@ def _of_parts(replica: Any, family: Family, mesh: Any) -> Trained:
 
 
 def expert_parallel(name: str, mesh: Any) -> str:
-    """Of whole experts on ranks with batches of their own, with the loss of their balance."""
+    """Compare whole experts on ranks with batches of their own, including the balancing loss."""
     family, has_balance = FAMILIES[name], {"output_router_logits": True}
     if not any("Experts" in type(each).__name__ for each in built(family).modules()):
         return SENSELESS
@@ -188,13 +188,13 @@ def expert_parallel(name: str, mesh: Any) -> str:
 
 
 def _with_balance(loss: Callable[[Any, Batch], Tensor], found: Any, batch: Batch) -> Tensor:
-    """A loss, and one of the balance of experts where the model has one."""
+    """Return the loss, plus the balancing loss of experts if the model has one."""
     balance = getattr(found, "aux_loss", None)
     return loss(found, batch) + (0.1 * balance if isinstance(balance, Tensor) else 0.0)
 
 
 def saved(name: str, mesh: Any) -> str:
-    """Of a trained model's save_pretrained(), in float32, read by one process and by parts."""
+    """Compare a trained model's save_pretrained(), in float32, read by one process and by parts."""
     family, model = FAMILIES[name], built(FAMILIES[name]).float()
     kind = type(model)
     tr.parallelize(model, mesh, "auto")
@@ -222,7 +222,7 @@ def _loss_in_float32(model: Any, family: Family, step: int) -> Tensor:
 
 
 def _same_state(expected: Mapping[str, Tensor], model: Any) -> str:
-    """What of a state a model has otherwise; nothing on ranks that have none."""
+    """Return how a model's state differs, or "". `expected` is empty on ranks without a state."""
     own = model.state_dict()
     for name, each in expected.items():
         if name not in own or not torch.equal(own[name], each) or own[name].dtype != each.dtype:
@@ -232,24 +232,25 @@ def _same_state(expected: Mapping[str, Tensor], model: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One way to spread models."""
+    """Describes one way to spread models."""
 
     run: Callable[[str, Any], str] | None
-    """(family, mesh) -> what is wrong; "" for nothing, SENSELESS where there is no such thing.
-    None: not tried."""
+    """Function of family and mesh that returns what is wrong; "" for nothing, SENSELESS if it makes
+    no sense. None: not tried.
+    """
     axes: Mapping[str, int]
-    """Of the mesh."""
+    """Axes of the mesh."""
     view: Mapping[str, int] = field(default_factory=dict)
-    """Further axes of its ranks along "dp"."""
+    """Further axes that divide the ranks along "dp"."""
 
     def mesh(self) -> Any:
-        """The mesh."""
+        """Create the mesh."""
         made = tr.init_device_mesh(dict(self.axes))
         return made.view(self.view, over=("dp",)) if self.view else made
 
     @property
     def ranks(self) -> int:
-        """How many it takes."""
+        """Return the number of ranks."""
         return prod(self.axes.values())
 
 
@@ -270,4 +271,4 @@ COLUMNS: Mapping[str, Column] = {
     "save_pretrained": Column(saved, {"tp": 2}),
     "generate": Column(generating, {"tp": 2}),
 }
-"""By title."""
+"""The columns by title."""

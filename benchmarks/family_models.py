@@ -1,4 +1,4 @@
-"""Small models of families of transformers, and the batches that they are trained on."""
+"""Defines small models of transformers' families, and the batches on which they are trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-for _absent in ("torchvision", "torchao"):  # which transformers would load, and no model needs
+for _absent in ("torchvision", "torchao"):  # transformers would load them, but no model needs them
     sys.modules.setdefault(_absent, None)  # type: ignore[arg-type]
 import transformers as hf  # noqa: E402
 
@@ -82,13 +82,13 @@ def _ids(step: int, length: int = LENGTH) -> Tensor:
 
 
 def causal(step: int) -> Batch:
-    """What a decoder predicts the next tokens of."""
+    """Return a batch for a decoder that predicts the next tokens."""
     ids = _ids(step)
     return {"input_ids": ids, "labels": ids}
 
 
 def masked(step: int) -> Batch:
-    """Padded rows in which some tokens are to be told."""
+    """Return padded rows in which some tokens are to be predicted."""
     ids = _ids(step)
     lengths = torch.tensor([LENGTH, LENGTH - 4, LENGTH - 7, LENGTH])
     mask = (torch.arange(LENGTH)[None] < lengths[:, None]).long()
@@ -98,66 +98,68 @@ def masked(step: int) -> Batch:
 
 
 def counted(step: int) -> Batch:
-    """The same with positions as models count them that have a row for padding."""
+    """Return a masked batch with positions as counted by models that have a row for padding."""
     batch = masked(step)
     return {**batch, "position_ids": torch.arange(1, LENGTH + 1).expand_as(batch["input_ids"])}
 
 
 def translated(step: int) -> Batch:
-    """Two sequences."""
+    """Return a batch of pairs of sequences."""
     return {"input_ids": _ids(step), "labels": _ids(step + 500, 12)}
 
 
 def pictures(step: int) -> Batch:
-    """Pictures with a class."""
+    """Return pictures, each with a class."""
     shape = (ROWS, 3, 12, 12)
     found = torch.randn(shape, generator=_numbers(step), dtype=torch.float64)
     return {"pixel_values": found, "labels": torch.arange(ROWS)}
 
 
 def described(step: int) -> Batch:
-    """Pictures and texts; the last token is the one at which a text is read."""
+    """Return pictures and texts. The last token is the one at which a text is read."""
     ids = _ids(step)
     ids[:, -1] = 2
     return {"input_ids": ids, "pixel_values": pictures(step)["pixel_values"]}
 
 
 def spoken(step: int) -> Batch:
-    """Spectra and what is said."""
+    """Return spectra and the spoken tokens."""
     found = torch.randn(ROWS, 8, 32, generator=_numbers(step), dtype=torch.float64)
     return {"input_features": found, "labels": _ids(step + 500, 12)}
 
 
 def part_of(batch: Batch, place: int, count: int) -> Batch:
-    """One of so many parts of its rows."""
+    """Return one of `count` parts of a batch's rows."""
     return {key: each.chunk(count)[place] for key, each in batch.items()}
 
 
 def following(found: Any, batch: Batch) -> Tensor:
-    """The loss of the next tokens."""
+    """Return the loss of predicting the next tokens."""
     return _entropy(found.logits[:, :-1], batch["labels"][:, 1:])
 
 
 def given(found: Any, batch: Batch) -> Tensor:
-    """The loss of the labels as they are."""
+    """Return the loss of predicting the labels."""
     return _entropy(found.logits, batch["labels"])
 
 
 def paired(found: Any, batch: Batch) -> Tensor:
-    """That of pictures and texts that belong together."""
+    """Return the loss of matching pictures and texts."""
     places = torch.arange(len(batch["input_ids"]))
     each = (found.logits_per_text, found.logits_per_image)
     return sum((_entropy(scores, places) for scores in each), torch.zeros(())) / 2
 
 
 def _entropy(scores: Tensor, labels: Tensor) -> Tensor:
-    """In the precision of the scores, which losses of transformers lower."""
+    """Return the cross entropy in the precision of the scores, which transformers' own losses
+    lower.
+    """
     return functional.cross_entropy(scores.flatten(0, -2), labels.flatten())
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One of models."""
+    """Describes one family of models."""
 
     title: str
     configuration: str
@@ -167,34 +169,37 @@ class Family:
     loss: Callable[[Any, Batch], Tensor] = given
 
     def built(self, dropout: float = 0.0, **options: Any) -> Any:
-        """The same model each time, in float64, which drops with this probability."""
+        """Build the model, with the same values each time, in float64.
+
+        dropout: the probability of all dropouts.
+        """
         config = getattr(hf, self.configuration)(**{**self.options, **options})
         for each in (config, *(getattr(config, name, None) for name in config.sub_configs)):
             for name in _DROPOUTS:
                 if hasattr(each, name):
                     setattr(each, name, dropout)
-        config._experts_implementation = "eager"  # the others have no float64
+        config._experts_implementation = "eager"  # the others lack float64
         torch.manual_seed(0)
         return getattr(hf, self.model)(config).double()
 
     def loss_of(self, model: Any, step: int, place: int = 0, count: int = 1) -> Tensor:
-        """That of a batch, or of one of so many parts of it."""
+        """Return the loss of a batch, or of one of `count` parts of it."""
         batch = part_of(self.batch(step), place, count)
         return self.loss(model(**batch), batch)
 
     @property
     def is_known(self) -> bool:
-        """Whether this version of transformers has it."""
+        """Return whether this version of transformers has the family."""
         return hasattr(hf, self.model) and hasattr(hf, self.configuration)
 
     @property
     def deep(self) -> Mapping[str, Any]:
-        """Options with which it has four layers."""
+        """Return options that give the model four layers."""
         return {} if self.batch in (translated, described, spoken) else {"num_hidden_layers": 4}
 
     @property
     def generates(self) -> bool:
-        """Whether it writes texts."""
+        """Return whether the model generates text."""
         return self.batch in (causal, translated, spoken)
 
 

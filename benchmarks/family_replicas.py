@@ -1,4 +1,4 @@
-"""Columns of benchmarks/families.py in which ranks have other batches."""
+"""Defines columns of benchmarks/families.py in which ranks have different batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.family_training import (
 
 
 def replicated(name: str, mesh: Any) -> str:
-    """Of DistributedDataParallel, and torch's clip_grad_norm_."""
+    """Compare DistributedDataParallel with torch's clip_grad_norm_."""
     replica: Any = tr.DistributedDataParallel(built(FAMILIES[name]), process_group=mesh.get_group())
     losses_and_norms = _trained(
         replica, name, lambda: nn.utils.clip_grad_norm_(replica.parameters(), NORM), mesh
@@ -34,8 +34,10 @@ def replicated(name: str, mesh: Any) -> str:
 
 
 def sharded(name: str, mesh: Any, prepare: Callable[[Any], Any] = lambda model: model) -> str:
-    """Of FullyShardedDataParallel, with each layer as a unit. prepare: what is done to a model
-    before."""
+    """Compare FullyShardedDataParallel with each layer as a unit.
+
+    prepare: changes the model before.
+    """
     model = prepare(built(FAMILIES[name]))
     layers = _layers_of(model)
     names = [each for each, _ in model.named_parameters(remove_duplicate=False)]
@@ -53,19 +55,19 @@ def sharded(name: str, mesh: Any, prepare: Callable[[Any], Any] = lambda model: 
 
 
 def checkpointed(name: str, mesh: Any) -> str:
-    """With activations computed again, beneath FullyShardedDataParallel and a plan."""
+    """Compare recomputed activations, beneath FullyShardedDataParallel and a plan."""
     if not getattr(built(FAMILIES[name]), "supports_gradient_checkpointing", False):
         return SENSELESS
     return sharded(name, mesh, _with_checkpoints) or parts(name, mesh, _with_checkpoints)
 
 
 def adapted(name: str, mesh: Any) -> str:
-    """With adapters of low rank, beneath FullyShardedDataParallel and a plan."""
+    """Compare low-rank adapters, beneath FullyShardedDataParallel and a plan."""
     return sharded(name, mesh, with_adapters) or parts(name, mesh, with_adapters)
 
 
 def parts(name: str, mesh: Any, prepare: Callable[[Any], Any]) -> str:
-    """Of parallelize(model, mesh, "auto"). prepare: what is done to a model before."""
+    """Compare parallelize(model, mesh, "auto"). prepare: changes the model before."""
     model = prepare(built(FAMILIES[name]))
     tr.parallelize(model, mesh, "auto")
     own = trained(model, FAMILIES[name], lambda: tr.clip_grad_norm_(model, NORM, mesh))
@@ -79,13 +81,13 @@ def _with_checkpoints(model: Any) -> Any:
 
 
 def _layers_of(model: Any) -> set[int]:
-    """By id()."""
+    """Return the id() of each layer."""
     lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
     return {id(layer) for each in lists for layer in each.children()}
 
 
 def _trained(replica: Any, name: str, clip: Callable[[], Any], mesh: Any) -> Trained:
-    """On this rank's part of batches, with the mean of all ranks' losses."""
+    """Train on this rank's part of batches, and return the mean of all ranks' losses."""
     own = trained(replica, FAMILIES[name], clip, (mesh.get_group().rank,), mesh.size())
     every: list[Any] = [None] * mesh.size()
     tr.all_gather_object(every, own.losses)

@@ -1,4 +1,4 @@
-"""How models of families are trained, whole and cut, and compared."""
+"""Trains models of families, whole and cut, and compares the results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS, RATE, NORM, TOLERANCE = 10, 3e-3, 0.5, 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a training left."""
+    """Holds the results of a training."""
 
     losses: list[float]
     norms: list[float]
@@ -33,8 +33,11 @@ class Trained:
 
 @cache
 def whole(name: str, is_deep: bool = False, parts: int = 1, adapted: bool = False) -> Trained:
-    """That of one process. is_deep: whether the model has layers enough for four stages. parts: of
-    each batch, whose losses count alike."""
+    """Return the results of one process.
+
+    is_deep: whether the model has enough layers for four stages. parts: the number of parts of each
+        batch, whose losses have equal weights.
+    """
     family = FAMILIES[name]
     model = built(family, is_deep)
     if adapted:
@@ -45,12 +48,12 @@ def whole(name: str, is_deep: bool = False, parts: int = 1, adapted: bool = Fals
 
 
 def built(family: Family, is_deep: bool = False) -> Any:
-    """A model to be trained."""
+    """Return a model to train."""
     return family.built(**family.deep if is_deep else {}).train()
 
 
 def with_adapters(model: Any) -> Any:
-    """With adapters of low rank, which are all that is trained."""
+    """Return the model with low-rank adapters, which are the only trained parameters."""
     import peft
 
     torch.manual_seed(1)
@@ -61,8 +64,10 @@ def with_adapters(model: Any) -> Any:
 
 @contextmanager
 def in_float64() -> Iterator[None]:
-    """Let models have all their numbers in float64, also those that they compute in float32,
-    whatever they are given, whose rounding would be another one where a sum is."""
+    """Make models compute in float64 even where they use float32.
+
+    Otherwise their rounding differs where ranks sum partial results.
+    """
     kept: Any = torch.float32, torch.Tensor.float
     torch.float = torch.float32 = torch.float64
     torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
@@ -83,8 +88,10 @@ def trained(
     places: Sequence[int] = (0,),
     count: int = 1,
 ) -> Trained:
-    """Train what wants gradients. places: which of `count` parts of each batch it gets; their
-    losses count alike."""
+    """Train the parameters that require gradients.
+
+    places: the parts, of `count` of each batch, on which to train. Their losses have equal weights.
+    """
     chosen = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(chosen, lr=RATE)
     losses, norms = [], []
@@ -110,7 +117,7 @@ def compared(
     mesh: Any,
     tolerance: float = TOLERANCE,
 ) -> str:
-    """What of them is not the same on any rank; "" if all is."""
+    """Return the largest difference on this rank, or "" if all are within the tolerance."""
     told: dict[str, float] = {
         "losses": _furthest(zip(own.losses, reference.losses, strict=True)),
         "norms": _furthest(zip(own.norms, reference.norms, strict=True)),

@@ -1,12 +1,12 @@
-"""How long the survivors of a rank that is killed, stopped or cut off stay in what they do.
+"""Measures how long the survivors of a killed, stopped or disconnected rank stay blocked.
 
     python benchmarks/faults.py --ranks 4 --times 20
 
-A random rank is struck at a random moment of endless work, and the time is taken from then until
-the last survivor has raised the error that names it. Work is all_reduce of several sizes, the same
-asynchronously, or messages in a ring. Prints the distributions, in ms; of stops how much later than
-the deadline. Ranks are in one node and, as root, in two network namespaces. Ends with status 1 if a
-survivor raised anything else.
+A random rank is struck at a random moment of endless work. The time is measured until the last
+survivor has raised the error that names it. Work is all_reduce of several sizes, the same
+asynchronously, or messages in a ring. Prints the distributions, in ms; for stops, how much later
+than the deadline. Ranks are on one node and, as root, in two network namespaces. Ends with status 1
+if a survivor raised anything else.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ import torsh_runtime as tr
 PATIENCE = 60.0
 """Seconds after which a survivor counts as hanging."""
 HEARTBEAT = 1.0
-"""Seconds, of TORSH_HEARTBEAT."""
+"""Value of TORSH_HEARTBEAT in seconds."""
 DEADLINE = 1.0
-"""Seconds that an operation may take where ranks are stopped."""
+"""Timeout of operations in seconds in runs where ranks are stopped."""
 PORT = 29500
 CHILDREN = "TORSH_BENCHMARK_CHILDREN"
 """The variable with the number of children that each rank forks."""
 SIZES = {"8 B": 2, "1 MiB": 1 << 18, "64 MiB": 1 << 24}
 
 Place = list[str]
-"""What stands before a command that is to run there."""
+"""Words before a command that make it run on one node."""
 Work = Callable[[int, int, np.ndarray], None]
 
 
 def reduce(rank: int, ranks: int, array: np.ndarray) -> None:
-    """One step of the work."""
+    """Do one step of the work."""
     tr.all_reduce(array)
 
 
 def reduce_asynchronously(rank: int, ranks: int, array: np.ndarray) -> None:
-    """One step of the work."""
+    """Do one step of the work."""
     for work in [tr.all_reduce(array, async_op=True) for _ in range(2)]:
         assert work is not None
         work.wait()
 
 
 def pass_on(rank: int, ranks: int, array: np.ndarray) -> None:
-    """One step of the work."""
+    """Do one step of the work."""
     sending = tr.isend(array, (rank + 1) % ranks)
     tr.recv(np.empty_like(array), (rank - 1) % ranks)
     sending.wait()
@@ -73,22 +73,22 @@ WORKS: dict[str, Work] = {
 
 
 class Account(NamedTuple):
-    """What a survivor has to say."""
+    """Holds the report of a survivor."""
 
     raised: float
-    """Seconds of the monotonic clock."""
+    """Time of the monotonic clock, in seconds."""
     kind: str
     blamed: list[int]
     text: str
 
 
 def be_rank(work: str, rank: int, ranks: int, address: str, count: int, timeout: float) -> None:
-    """Work until it fails; standard output says when that begins, and how it ended."""
+    """Work until an error. Standard output says when the work starts, and how it ended."""
     tr.init_process_group("native", address, timeout, ranks, rank)
     array = np.zeros(count, np.float32)
     WORKS[work](rank, ranks, array)
     for _ in range(int(os.environ.get(CHILDREN, "0"))):
-        if os.fork() == 0:  # with copies of all that the rank has open, until the end of its input
+        if os.fork() == 0:  # a child keeps the rank's descriptors open until its input ends
             sys.stdin.read()
             os._exit(0)
     print("ready", flush=True)
@@ -99,30 +99,30 @@ def be_rank(work: str, rank: int, ranks: int, address: str, count: int, timeout:
         blamed = getattr(error, "missing", None) or [getattr(error, "rank", -1)]
         account = Account(time.monotonic(), type(error).__name__, list(blamed), str(error))
         print(json.dumps(account), flush=True)
-    sys.stdin.read()  # nobody leaves before all have told
+    sys.stdin.read()  # nobody leaves before all have reported
     os._exit(0)
 
 
 class Rank:
-    """One of the processes."""
+    """Represents one of the rank processes."""
 
     def __init__(self, place: Place, *arguments: object) -> None:
         command = [*place, sys.executable, "-P", __file__, "--rank", *map(str, arguments)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def line(self) -> str:
-        """What it prints next. TimeoutError if that takes too long."""
+        """Return the next line that it prints. Raises TimeoutError if that takes too long."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], PATIENCE)[0]:
             raise TimeoutError("a rank hangs")
         return self.process.stdout.readline().decode()
 
     def account(self) -> Account:
-        """How its work ended."""
+        """Return the report about the end of its work."""
         return Account(*json.loads(self.line()))
 
     def end(self) -> None:
-        """Whatever it does."""
+        """Kill the process."""
         self.process.kill()
         self.process.communicate()
 
@@ -131,7 +131,7 @@ class Rank:
 def started(
     work: str, places: list[Place], address: str, count: int, timeout: float
 ) -> Iterator[list[Rank]]:
-    """Ranks that have begun to work."""
+    """Start ranks, and yield them once they have started to work."""
     given = (len(places), address, count, timeout)
     ranks = [Rank(place, work, number, *given) for number, place in enumerate(places)]
     try:
@@ -145,12 +145,12 @@ def started(
 
 
 class Outcome(NamedTuple):
-    """Of one strike."""
+    """Holds the result of one strike."""
 
     seconds: float
-    """Until the last survivor had raised."""
+    """Time until the last survivor had raised, beyond the deadline for stops."""
     wrong: list[str]
-    """Accounts that are not as they should be."""
+    """Texts of reports that are wrong."""
 
 
 def strike(
@@ -177,7 +177,7 @@ def strike(
 
 
 def cut(work: str, places: list[Place], address: str, count: int, links: list[Place]) -> Outcome:
-    """Take one of two nodes off the network; both sides have to name the other."""
+    """Disconnect one of two nodes. Both sides must name the other."""
     with started(work, places, address, count, PATIENCE) as ranks:
         time.sleep(random.random() * 0.3)
         struck = time.monotonic()
@@ -194,7 +194,7 @@ def cut(work: str, places: list[Place], address: str, count: int, links: list[Pl
 
 @contextmanager
 def two_nodes() -> Iterator[list[Place]]:
-    """Two network namespaces with a cable between them, that end with this process."""
+    """Create two network namespaces with a cable between them, which end with this process."""
     holders = [
         subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE) for _ in range(2)
     ]
@@ -216,7 +216,7 @@ def two_nodes() -> Iterator[list[Place]]:
 
 
 def report(name: str, outcomes: list[Outcome]) -> bool:
-    """Print them; whether all is well."""
+    """Print the outcomes, and return whether all are right."""
     times = sorted(outcome.seconds * 1e3 for outcome in outcomes)
     wrong = [text for outcome in outcomes for text in outcome.wrong]
     print(
@@ -235,7 +235,7 @@ def free_address() -> str:
 
 
 def in_a_node(ranks: int, times: int, quick: bool) -> Iterator[tuple[str, list[Outcome]]]:
-    """Each row of the table."""
+    """Yield each row of the table."""
     places: list[Place] = [[]] * ranks
     rows = [("all_reduce", size) for size in SIZES]
     rows += [(work, "1 MiB") for work in ("asynchronous", "messages")]
@@ -253,7 +253,7 @@ def in_a_node(ranks: int, times: int, quick: bool) -> Iterator[tuple[str, list[O
 
 
 def between_nodes(ranks: int, times: int, quick: bool) -> Iterator[tuple[str, list[Outcome]]]:
-    """Each row of the table."""
+    """Yield each row of the table."""
     with two_nodes() as nodes:
         places = [nodes[rank * 2 // ranks] for rank in range(ranks)]
         address = f"tcp://10.78.0.1:{PORT}"

@@ -1,13 +1,14 @@
-"""How often torshctl explain names the right rank and operation, after faults of many kinds.
+"""Measures how often torshctl explain names the right rank and operation after faults.
 
     python benchmarks/flight_faults.py --count 100 --bars
     python benchmarks/flight_faults.py --torch 20
 
-Two torshrun agents on this machine run two ranks each; one rank is killed, stopped, runs out of
-memory, raises, skips, swaps or mistakes a call, waits crosswise with another, or its node's network
-is cut. What and where is drawn from --seed. Then `torshctl explain DIR --json` is asked. --torch
-does the same to as many jobs of torch's Gloo, whose flight recorder each rank dumps when its script
-ends, and asks the analyser that comes with torch. --bars prints whether the bars are met.
+Two torshrun agents on this machine run two ranks each. One rank is killed, stopped, runs out of
+memory, raises, skips, swaps or mistakes a call, or waits crosswise with another one, or its node's
+network is cut. The kind and the place are drawn from --seed. Then `torshctl explain DIR --json` is
+asked. --torch does the same to as many jobs of torch's Gloo. Each of their ranks dumps its flight
+recorder when its script ends, and the analyser that comes with torch is asked. --bars prints
+whether the bars are met.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ VARIANTS = {
     "crosswise": ("tp", "dp"),
 }
 HANG = "2"
-"""Seconds after which workers hang."""
+"""Seconds without progress after which workers count as hanging."""
 CONF = "ttl=4,last_call_timeout=0.2,join_timeout=15,close_timeout=5"
 BOUND = 60.0
 TRIES = 3
@@ -61,7 +62,7 @@ WORKER = str(Path(__file__).with_name("flight_worker.py"))
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to one job, and where."""
+    """Describes a fault of one job, and its place."""
 
     kind: str
     rank: int
@@ -76,7 +77,7 @@ class Fault:
 
     @property
     def culprits(self) -> set[int]:
-        """The ranks that may be named."""
+        """Return the ranks that may be named."""
         if self.kind == "crosswise":
             return {self.rank, self.rank ^ (1 if self.variant == "tp" else 2)}
         return {2, 3} if self.kind == "cut" else {self.rank}
@@ -84,7 +85,7 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """What was said of it."""
+    """Holds what was reported about a fault."""
 
     fault: Fault
     rank: bool = False
@@ -97,7 +98,7 @@ class Outcome:
 
 
 def draw(count: int, seed: int, kinds: Sequence[str]) -> list[Fault]:
-    """As many of each kind."""
+    """Draw `count` faults, with the same number of each kind."""
     chance = random.Random(seed)
     found = []
     for number in range(count):
@@ -105,7 +106,7 @@ def draw(count: int, seed: int, kinds: Sequence[str]) -> list[Fault]:
         variants = VARIANTS.get(kind, ("",))
         variant = variants[number // len(kinds) % len(variants)]
         places: list[int] = []
-        while not places:  # not every plan has a place for every kind
+        while not places:  # some plans have no place for some kinds
             plan_seed = chance.getrandbits(32)
             places = [*_places(kind, plan(plan_seed))]
         at = chance.choice(places)
@@ -116,21 +117,21 @@ def draw(count: int, seed: int, kinds: Sequence[str]) -> list[Fault]:
 
 
 def _places(kind: str, calls: Sequence[Call]) -> Iterator[int]:
-    """Where in a step such a fault can be, so that it is one."""
+    """Yield the places in a step where a fault of this kind has an effect."""
     for at, call in enumerate(calls[:-1]):
         after = calls[at + 1]
         if kind == "cut" and call.group != "all":
             continue
         crosses = call.group != after.group
         if kind == "swap" and crosses and not _waits_for_all(call, after):
-            continue  # which may go well
+            continue  # this may succeed
         if kind == "crosswise" and call.group != "all":
             continue
         yield at
 
 
 def _waits_for_all(*calls: Call) -> bool:
-    """Whether of two that cross each other one is of all ranks, and none goes ahead in either."""
+    """Return whether one of the calls is of all ranks, and no rank leaves either of them early."""
     is_of_all = any(call.group == "all" for call in calls)
     return is_of_all and all(call.operation != "broadcast" for call in calls)
 
@@ -139,8 +140,9 @@ def _waits_for_all(*calls: Call) -> bool:
 
 
 def strike(fault: Fault) -> Outcome:
-    """Run a job with the fault, and ask what was wrong; again where it did not come to the fault,
-    as when another program has taken the port.
+    """Run a job with the fault, and ask for the cause.
+
+    A job that did not reach the fault is repeated, as when another program has taken the port.
     """
     for _ in range(TRIES - 1):
         outcome = _strike(fault)
@@ -202,7 +204,7 @@ def _is_served(folder: Path, agent: subprocess.Popen[str]) -> bool:
 
 
 def judge(fault: Fault, folder: Path) -> Outcome:
-    """What torshctl explain says, against the truth."""
+    """Compare what torshctl explain says with the truth."""
     command = [sys.executable, "-m", "torshrun.ctl", "explain", f"{folder}/logs", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND, check=False)
     outcome = Outcome(fault)
@@ -231,7 +233,7 @@ def judge(fault: Fault, folder: Path) -> Outcome:
 
 
 def _is_right(said: dict[str, Any] | None, truth: dict[str, Any]) -> bool:
-    """Whether it is the call at that turn of that group, by its own form or the mistaken one."""
+    """Return whether it is the call of that sequence number and group, correct or mistaken."""
     if said is None or said["sequence"] != truth["sequence"]:
         return False
     return bool(said["members"] in (None, [])) or [*said["members"]] in GROUPS[truth["group"]]
@@ -239,7 +241,7 @@ def _is_right(said: dict[str, Any] | None, truth: dict[str, Any]) -> bool:
 
 @contextmanager
 def small_memory() -> Iterator[str]:
-    """A memory group of a small limit; "" where none can be made."""
+    """Create a memory cgroup with a small limit, and yield its path; "" if that is not possible."""
     folder = MEMORY / f"torsh-flight-{os.getpid()}-{time.monotonic_ns()}"
     try:
         folder.mkdir()
@@ -268,7 +270,7 @@ def _link(wires: Cable, state: str) -> None:
 
 
 def strike_torch(fault: Fault) -> Outcome:
-    """The same of a job of torch's Gloo, whose ranks dump what torch's flight recorder holds."""
+    """Run a job of torch's Gloo with the fault, whose ranks dump torch's flight recorder."""
     outcome = Outcome(fault)
     with tempfile.TemporaryDirectory(prefix="torsh-flight-") as name, ExitStack() as stack:
         told = {**fault.__dict__, "library": "torch", "folder": name, "timeout": TORCH_TIMEOUT}
@@ -301,14 +303,14 @@ def strike_torch(fault: Fault) -> Outcome:
 
 
 _BLAMED = re.compile(r"missing ranks: \{([0-9, ]+)\}|[Cc]ulprit rank:? (\d+)")
-"""The first finding of torch's analyser."""
+"""Pattern of the first finding of torch's analyser."""
 
 
 # ---- all
 
 
 def show(found: Sequence[Outcome], verbose: bool) -> None:
-    """A line for each kind, and what was wrong."""
+    """Print a line for each kind, and the mistakes."""
     for kind in dict.fromkeys(each.fault.kind for each in found):
         mine = [each for each in found if each.fault.kind == kind]
         ranks, operations, records = (

@@ -1,9 +1,9 @@
-"""A rank of flight_faults.py: trains, and does one thing wrong at one place.
+"""Runs a rank of flight_faults.py, which trains and makes one mistake at one place.
 
 FAULT in the environment is JSON: library (ours, torch), kind, rank, step, at (index of a call in a
-step), variant, seed, folder. The calls of a step are the same on all ranks, and no two that follow
-each other in a group are alike. Before the fault its rank writes the number that the call has in
-its group to folder/truth.
+    step), variant, seed, folder. The calls of a step are the same on all ranks, and no two
+    successive ones in a group are alike. Before the fault its rank writes the call's number in its
+    group to folder/truth.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 STEPS = 5
 ENDINGS = ("kill", "memory", "exception")
-"""Faults that end the rank at once, after which its agent stops the others."""
+"""Faults that end the rank at once, after which its agent stops the other ranks."""
 PAUSE = 0.25
 LONGEST = 30.0
 """Seconds to wait for another rank's fault."""
@@ -30,7 +30,7 @@ DTYPES = ("float32", "float64", "int32")
 
 
 class Call(NamedTuple):
-    """A call of a collective: the same on all ranks of its group."""
+    """Describes a call of a collective, which is the same on all ranks of its group."""
 
     group: str
     operation: str
@@ -40,7 +40,7 @@ class Call(NamedTuple):
 
 
 def plan(seed: int) -> list[Call]:
-    """The calls of a step: several in each group, and no two alike."""
+    """Return the calls of a step: several in each group, and no two alike."""
     chance = random.Random(seed)
     sizes = chance.sample(range(16, 4096), 8)
     groups = ["all", "tp", "tp", "dp", "dp", "all", "all", "tp"]
@@ -53,7 +53,7 @@ def plan(seed: int) -> list[Call]:
 
 
 def wrong(call: Call, variant: str) -> Call:
-    """The call with one mistake."""
+    """Return the call with one mistake."""
     if variant == "dtype":
         return call._replace(dtype=DTYPES[(DTYPES.index(call.dtype) + 1) % len(DTYPES)])
     if variant == "size" and call.operation != "all_gather":
@@ -65,8 +65,10 @@ def wrong(call: Call, variant: str) -> Call:
 
 
 class Rank:
-    """What one rank does. `make` calls a collective; `sequence` tells the number of its next, and
-    `begun` how many this rank has begun.
+    """Runs the steps of one rank.
+
+    `make` calls a collective, `sequence` returns the number of a group's next one, and `begun` how
+    many this rank has started.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Rank:
         self.folder = Path(fault["folder"])
 
     def run(self) -> None:
-        for call in self.calls:  # each group has met
+        for call in self.calls:  # connects each group
             self.make(call)
         for step in range(STEPS):
             for at in range(len(self.calls)):
@@ -91,7 +93,7 @@ class Rank:
                     self.make(self.calls[at])
 
     def strike(self, step: int, at: int) -> bool:
-        """Do what is wrong, if it is time; whether the call has been made, or is left out."""
+        """Make the mistake if it is time; return whether the call was made or is left out."""
         fault = self.fault
         kind, call, after = fault["kind"], self.calls[at], self.calls[(at + 1) % len(self.calls)]
         if kind == "crosswise":
@@ -117,7 +119,7 @@ class Rank:
         return kind in instead
 
     def suffer(self, kind: str, inside: bool) -> None:
-        """What happens to this rank before its call, or in it."""
+        """Carry out a fault before this rank's call, or in it."""
         if kind == "cut":
             (self.folder / "cut").touch()
             time.sleep(2 * PAUSE)
@@ -133,12 +135,12 @@ class Rank:
             time.sleep(600)
 
     def note(self, call: Call) -> None:
-        """What the call would have been."""
+        """Record the call as it should have been."""
         truth = {**call._asdict(), "sequence": self.sequence(call.group)}
         (self.folder / "truth").write_text(json.dumps(truth))
 
     def kill(self, inside: bool) -> None:
-        """End this process at once, or when it is inside the call."""
+        """Kill this process at once, or when it is inside the call."""
         if not inside:
             os.kill(os.getpid(), signal.SIGKILL)
         (self.folder / "pid").write_text(str(os.getpid()))
@@ -146,13 +148,15 @@ class Rank:
         threading.Thread(target=self.kill_inside, args=(self.begun(),), daemon=True).start()
 
     def kill_inside(self, before: int) -> None:
-        """End this process a moment after it has begun one more call."""
+        """Kill this process a moment after it has started one more call."""
         self.wait_until(lambda: self.begun() > before, "this rank came to no call")
         time.sleep(PAUSE / 2)
         os.kill(os.getpid(), signal.SIGKILL)
 
     def await_death(self) -> None:
-        """Wait until the rank that is killed inside its call is gone: it cannot have left it."""
+        """Wait until the rank that is killed inside its call is gone, as it cannot have left the
+        call.
+        """
         struck = self.folder / "struck"
         self.wait_until(
             lambda: struck.exists() and not Path(f"/proc/{struck.read_text()}/exe").exists(),
@@ -160,8 +164,10 @@ class Rank:
         )
 
     def await_others(self, group: str) -> None:
-        """Wait until the other ranks of its group are at the call, and a moment for them to begin
-        it: an agent would stop one that comes late before it shows that it waits.
+        """Wait until the other ranks of its group are at the call, and a moment longer.
+
+        In that moment they start the call: an agent would stop a late one before it shows that it
+            is waiting.
         """
         members = next(ranks for ranks in GROUPS[group] if self.rank in ranks)
         others = [self.folder / f"here-{rank}" for rank in members if rank != self.rank]
@@ -176,15 +182,15 @@ class Rank:
             time.sleep(0.01)
 
     def fill(self) -> None:
-        """Use more memory than there is, in a group of a small limit if there is one."""
+        """Use more memory than available, in a cgroup with a small limit if there is one."""
         if self.fault["variant"]:
             Path(self.fault["variant"], "cgroup.procs").write_text(str(os.getpid()))
             held = [bytearray(os.urandom(1 << 20)) for _ in range(1 << 12)]
             raise AssertionError(len(held))
-        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel would
 
     def cross(self, step: int, at: int) -> bool:
-        """Two ranks make two calls in groups that both are in, each in another order."""
+        """Let two ranks make two calls in different order, in groups to which both belong."""
         fault = self.fault
         if (step, at) != (fault["step"], fault["at"]):
             return False
@@ -270,8 +276,10 @@ def torchs(fault: dict[str, Any]) -> Rank:
 
 
 def dump(folder: str, rank: int) -> None:
-    """What torch's flight recorder has, as its analyser reads it. With Gloo groups have no names
-    and members there, without which the analyser ends with a KeyError, so they are added.
+    """Write torch's flight recorder in the format that its analyser reads.
+
+    With Gloo it has no names and members of groups, without which the analyser ends with a
+    KeyError, so they are added.
     """
     import pickle
 

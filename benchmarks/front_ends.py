@@ -1,7 +1,8 @@
-"""What starts torchrun, with torshrun in its place and without: `python benchmarks/front_ends.py`.
+"""Runs programs that start torchrun, with and without torshrun in its place.
 
 Each front end runs the same scenes twice, with TORSHRUN_AS_TORCHRUN=1 and without it, and each cell
-says what came of it. Then the time from `torchrun` to its workers' first lines, with and without.
+shows the result. Then the time from `torchrun` to its workers' first lines is measured, with and
+without.
 """
 
 from __future__ import annotations
@@ -62,17 +63,17 @@ _KUBEFLOWS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontEnd:
-    """A way to start two workers."""
+    """Describes a way to start two workers."""
 
     name: str
     words: Sequence[str]
-    """The command up to the script and its arguments."""
+    """The command before the script and its arguments."""
     script: str = "front_ends_scene.py"
     args: Sequence[str] = ()
-    """Those of the script before the scene and the folder."""
+    """Arguments of the script before the scene and the folder."""
     env: dict[str, str] = field(default_factory=dict)
     needs: str = ""
-    """The program without which it cannot be tried."""
+    """The program without which it cannot be run."""
 
     def command(self, scene: str, folder: Path) -> list[str]:
         return [*self.words, str(HERE / self.script), *self.args, scene, str(folder)]
@@ -107,7 +108,7 @@ def front_ends() -> list[FrontEnd]:
 
 
 class Scene:
-    """One front end in one scene, with torshrun in torchrun's place or without."""
+    """Plays one scene with one front end, with or without torshrun in torchrun's place."""
 
     def __init__(self, front_end: FrontEnd, scene: str, folder: Path, *, ours: bool) -> None:
         self._front_end, self._scene, self._folder = front_end, scene, folder
@@ -117,12 +118,12 @@ class Scene:
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",
             "TMPDIR": str(folder),
-            "PYTHONDONTWRITEBYTECODE": "",  # as benchmarks/launchers.py has it, and why
+            "PYTHONDONTWRITEBYTECODE": "",  # see benchmarks/launchers.py for the reason
             **front_end.env,
         }
 
     def play(self) -> str:
-        """ "" if all is right; else what is wrong."""
+        """Return what is wrong, or "" if all is right."""
         command = self._front_end.command(self._scene, self._folder)
         with (self._folder / "output").open("w") as output:
             program = Program(command, self._folder, self._env)
@@ -135,7 +136,7 @@ class Scene:
                 return judge(process, pids)
 
     def _workers(self, process: subprocess.Popen[str]) -> list[int]:
-        """Their process ids, once both are ready."""
+        """Return the workers' process ids, once both are ready."""
         deadline = time.monotonic() + TO_BE_READY
         paths = [self._folder / f"ready{rank}" for rank in (0, 1)]
         while not all(path.exists() for path in paths) and time.monotonic() < deadline:
@@ -191,7 +192,7 @@ class Scene:
 
 
 def _agent(pid: int) -> int:
-    """The launcher's process, which a shell or TorchX may have started."""
+    """Return the launcher's process, which a shell or TorchX may have started."""
     process = psutil.Process(pid)
     while process.name() in ("bash", "torchx") and process.children():
         process = process.children()[0]
@@ -210,7 +211,7 @@ def _is_bad(code: int) -> str:
 
 
 def _left(pids: Sequence[int]) -> str:
-    """What is said of workers that are there after a while."""
+    """Return a text about workers that still run after a while, or ""."""
     deadline = time.monotonic() + TO_BE_GONE
     while True:
         left = [pid for pid in pids if _runs(pid)]
@@ -230,7 +231,10 @@ def _all_of(*problems: str) -> str:
 
 
 def start_ms(*, ours: bool) -> float:
-    """From the command to the last worker's first line, as benchmarks/launch.py measures it."""
+    """Return the time from the command to the last worker's first line, in ms.
+
+    It is measured as in benchmarks/launch.py.
+    """
     launcher = Launcher(name=TORCHRUN, peer=GLOO, start=(str(BIN / "torchrun"),))
     os.environ["TORSHRUN_AS_TORCHRUN"] = str(int(ours))
     with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:

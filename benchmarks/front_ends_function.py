@@ -1,5 +1,7 @@
-"""A program that starts a function in workers: by accelerate's notebook_launcher, or by torch's
-elastic_launch. `front_ends_function.py KIND SCENE FOLDER`"""
+"""Starts a function in workers by accelerate's notebook_launcher or torch's elastic_launch.
+
+`front_ends_function.py KIND SCENE FOLDER`
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that Lightning starts in several ranks by itself.
+"""Trains with Lightning, which starts several ranks by itself.
 
 `front_ends_lightning.py SCENE FOLDER`
 """

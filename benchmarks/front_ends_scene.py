@@ -1,4 +1,4 @@
-"""What a worker does in a scene of benchmarks/front_ends.py; a script for launchers of scripts."""
+"""Plays a worker's part in a scene of benchmarks/front_ends.py, as a script for launchers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIMIT = 1 << 30  # bytes beyond what is mapped already
 
 
 def play(scene: str, folder: Path, rank: int) -> None:
-    """Rank 1 is who something happens to; the other one waits, as in a collective."""
+    """Play a scene. Its event happens to rank 1; the other rank waits, as in a collective."""
     if scene == "preempted":
         signal.signal(signal.SIGTERM, lambda signo, frame: save(folder, rank, signo, frame))
     ready(folder, rank)
@@ -28,7 +28,7 @@ def play(scene: str, folder: Path, rank: int) -> None:
 
 
 def ready(folder: Path, rank: int) -> None:
-    """Tell which process this rank is."""
+    """Report this rank's process id."""
     unfinished = folder / f"unfinished{rank}"
     unfinished.write_text(str(os.getpid()))
     unfinished.replace(folder / f"ready{rank}")
@@ -40,7 +40,7 @@ def save(folder: Path, rank: int, _signo: int, _frame: FrameType | None) -> None
 
 
 def exhaust() -> None:
-    """Ask for memory until there is none."""
+    """Allocate memory until there is none left."""
     import resource
 
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

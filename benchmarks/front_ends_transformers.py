@@ -1,4 +1,4 @@
-"""A program with a Trainer of transformers: `front_ends_transformers.py SCENE FOLDER`"""
+"""Trains with the Trainer of transformers: `front_ends_transformers.py SCENE FOLDER`"""
 
 from __future__ import annotations
 

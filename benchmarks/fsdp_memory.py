@@ -1,9 +1,12 @@
-"""Memory of sharded training: `torshrun --nproc-per-node 4 benchmarks/fsdp_memory.py --bars`.
+"""Measures the memory of sharded training.
 
-Ten Linear layers with 200 million parameters and Adam. Each rank's PSS (RSS counts pages that ranks
-share once for each) is sampled while it trains, without what it was before the model was made; what
-the layout says is beside it: this rank's part of parameters, gradients and optimizer state, and two
-units. memory_stats() is compared with the largest sample, the optimizer's state added.
+    torshrun --nproc-per-node 4 benchmarks/fsdp_memory.py --bars
+
+The model has ten Linear layers with 200 million parameters, and uses Adam. Each rank's PSS is
+sampled while it trains, less its value before the model was made. (RSS counts pages that ranks
+share once for each of them.) It is compared with the size by the layout: this rank's part of
+parameters, gradients and optimizer state, and two units. memory_stats() plus the optimizer's state
+is compared with the largest sample.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ _MIB = 1 << 20
 
 
 class Samples:
-    """The most that this process's PSS was, in a block."""
+    """Records the largest PSS of this process in a block."""
 
     def __init__(self) -> None:
         self.peak = 0
@@ -44,7 +47,7 @@ class Samples:
 
 
 def pss() -> int:
-    """Bytes of this process, of shared pages its part."""
+    """Return this process's PSS in bytes, which counts its share of shared pages."""
     for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
@@ -52,7 +55,7 @@ def pss() -> int:
 
 
 def have_libraries_loaded(data: torch.Tensor) -> None:
-    """Take what libraries take once: to make an optimizer loads 71 MiB of torch's compiler."""
+    """Allocate what libraries need once: making an optimizer loads 71 MiB of torch's compiler."""
     small = nn.Linear(data.shape[1], 4)
     optimizer = torch.optim.Adam(small.parameters(), fused=True)
     small(data).sum().backward()

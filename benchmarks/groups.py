@@ -1,9 +1,11 @@
-"""What groups cost that are made while a job runs: `python benchmarks/groups.py --help`.
+"""Measures the cost of groups that are made while a job runs.
 
-A group that becomes another in place (configure()), a new group, and the groups of a mesh, each
-with its first all_reduce of 8 bytes, on our own groups, on torch's with our backend, and on Gloo's.
-All are made again and again by the same processes in one run, in turns; a time is the worst rank's.
-Ratios are of medians, to Gloo's and to our own new group.
+    python benchmarks/groups.py --help
+
+Measures a group that is reconfigured in place (configure()), a new group, and the groups of a mesh,
+each with its first all_reduce of 8 bytes. The groups are torsh's own, torch's with the backend
+"torsh", and Gloo's. All are made repeatedly by the same processes in one run, in turns; a time is
+the slowest rank's. Ratios are of medians, to Gloo's and to torsh's own new group.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from benchmarks.bars import Check
 from benchmarks.table import MISSING, ratio, render
 
 Times = dict[str, list[float]]
-"""Seconds of one rank, by what was made."""
+"""Seconds of one rank, by kind of group."""
 CONFIGURE, NEW, TORCH_CONFIGURE, TORCH_NEW, GLOO_NEW = (
     "configure",
     "new_group",
@@ -50,10 +52,14 @@ _PATIENCE = 120.0
 
 
 class Rank:
-    """One of the processes."""
+    """Measures groups in one of the processes."""
 
     def __init__(self, rank: int, ranks: int, port: int, meet: Barrier) -> None:
-        """`port`: of torch's store, which the first process serves; the next one is of ours."""
+        """Connect to the other processes.
+
+        port: the port of torch's store, which the first process serves. The next port is for
+            torsh's.
+        """
         import torch.distributed as dist
 
         self._rank = rank
@@ -65,7 +71,7 @@ class Rank:
         self.times: Times = {}
 
     def make_groups(self, rounds: int) -> None:
-        """In turns: a group becomes another, and new groups."""
+        """Reconfigure groups and make new ones, in turns."""
         import torch.distributed as dist
 
         import torsh_runtime as tr
@@ -88,7 +94,7 @@ class Rank:
         dist.destroy_process_group()
 
     def make_meshes(self, rounds: int) -> None:
-        """In turns: meshes of axes of two ranks each over fresh default groups."""
+        """Make meshes with axes of two ranks each over new default groups, in turns."""
         import torch.distributed as dist
 
         import torsh_runtime as tr
@@ -128,7 +134,7 @@ class Rank:
 
 
 def first_use(group: Any) -> None:
-    """An all_reduce of 8 bytes."""
+    """Do an all_reduce of 8 bytes."""
     import numpy as np
 
     import torsh_runtime as tr
@@ -143,8 +149,10 @@ def first_use(group: Any) -> None:
 
 
 def measure(ranks: int, scene: str, rounds: int, kind: type[Rank] = Rank) -> Times:
-    """What the ranks were slowest at in the scene of this kind of them, round by round.
-    RuntimeError if one failed."""
+    """Run a scene of ranks of class `kind`, and return the slowest rank's time of each round.
+
+    Raises RuntimeError if a rank fails.
+    """
     import torsh_runtime.integrations.torch  # noqa: F401
 
     context, port = get_context("fork"), _ports(rounds + 2)
@@ -177,12 +185,12 @@ def _be_rank(
 ) -> None:
     rank = kind(number, ranks, port, meet)
     getattr(rank, scene)(rounds)
-    meet.wait()  # the first one serves the store
+    meet.wait()  # the first process serves the store until then
     writer.send(rank.times)
 
 
 def _ports(count: int) -> int:
-    """The first of so many ports that are free now."""
+    """Return the first of `count` successive ports that are free now."""
     for first in range(20000, 30000, count):
         probes = [socket.socket() for _ in range(count)]
         try:
@@ -218,7 +226,7 @@ def _ratio(pairs: list[tuple[str, str]], name: str, times: Mapping[str, list[flo
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 1 if a bar was missed."""
+    """Run the benchmark, and return the exit status: 1 if a bar was missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--ranks", default="2,4,8", help="of the groups (default %(default)s)")
     parser.add_argument(
@@ -230,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="see whether it works")
     given = parser.parse_args(arguments)
     rounds = 3 if given.quick else given.rounds
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not whatever the host's name leads to
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name
     os.environ["TORSH_SECRET"] = "00" * 16
     found = {
         ranks: measure(ranks, "make_groups", rounds) for ranks in map(int, given.ranks.split(","))

@@ -1,10 +1,10 @@
-"""Horovod's published examples for torch with one line changed.
+"""Runs Horovod's published examples for torch with one line changed.
 
 `python benchmarks/horovod_examples.py HOROVOD`, a checkout of its repository: each example runs on
 two ranks with `import horovod` replaced by `import torsh_runtime.integrations.horovod`, and nothing
-else. Modules stand in for torchvision and tensorboard: data are scikit-learn's digits, and models
-are small. Of the elastic ones a worker is killed on the way. With --bars it ends with 1 if one of
-them does not come to its end, or learns nothing.
+else. Modules replace torchvision and tensorboard: data are scikit-learn's digits, and models are
+small. In elastic examples a worker is killed during the run. With --bars it ends with 1 if one of
+them does not complete, or learns nothing.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ sys.modules["tensorboard.summary.writer.record_writer"] = stand_in
 
 
 class Example(NamedTuple):
-    """A program, and how it is run."""
+    """Describes a program, and how to run it."""
 
     path: str
     arguments: str
     kill_at: str = ""
-    """Words of the output after which a worker is killed; "" is never."""
+    """Pattern in the output after which a worker is killed; "" for never."""
     accuracy: str = ""
-    """What the accuracy, in percent, follows in the output; "" of programs without one."""
+    """Pattern in the output before the accuracy in percent; "" for programs without one."""
 
 
 _MNIST = "--no-cuda --batch-size 16 --lr 0.02 --epochs"
@@ -139,7 +139,7 @@ def main() -> int:
 
 
 def run(horovod: Path, example: Example, place: Path) -> bool:
-    """Run it and tell what came of it; whether it did what it should."""
+    """Run an example, print the result, and return whether it is right."""
     program = place / Path(example.path).name
     text, changed = _LINE.subn(_OURS, (horovod / example.path).read_text())
     program.write_text(text)
@@ -163,7 +163,7 @@ def run(horovod: Path, example: Example, place: Path) -> bool:
 
 
 def _follow(command: list[str], kill_at: str, place: Path) -> tuple[int, str, int]:
-    """Exit code, output, and which process was killed when the words came (0: none)."""
+    """Return the exit code, the output, and the process that was killed at the words (0: none)."""
     mark = f"HOME={place}"
     environ = {**os.environ, "HOME": str(place), "PYTHONPATH": str(place)}
     pipe = subprocess.PIPE

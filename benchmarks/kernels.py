@@ -1,7 +1,9 @@
-"""How fast the reduction kernels are: `python benchmarks/kernels.py --help`.
+"""Measures how fast the reduction kernels are.
 
-Each kernel reduces buffers that lie in the processor's own cache, on one thread, and stands beside
-one memcpy of such a buffer: a compiler that does not vectorise a kernel makes it many times slower.
+    python benchmarks/kernels.py --help
+
+Each kernel reduces buffers in the processor's own cache, on one thread, and is compared with one
+memcpy of such a buffer. A compiler that does not vectorise a kernel makes it many times slower.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from torsh_runtime.enumerations import DTYPES, REDUCTIONS
 
 OPERATIONS = ("SUM", "AVG", "MAX", "PRODUCT")
 HELD = ("SUM", "MAX")
-"""The reductions that have a bar, for dtypes other than complex."""
+"""Reductions that have a bar, for dtypes that are not complex."""
 MOST_MEMCPYS = 4.0
 _LIMITED = frozenset(name for name in DTYPES if not name.startswith("complex"))
 _NO_DIVISOR = 0
@@ -39,25 +41,25 @@ _NO_DIVISOR = 0
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One kernel on buffers of one size."""
+    """Holds the figures of one kernel on buffers of one size."""
 
     dtype: str
     operation: str
     sources: int
     nbytes: int
-    """Of each buffer."""
+    """Bytes of each buffer."""
     us: float
     memcpys: float
-    """Times of a memcpy of such a buffer, taken in the same rounds."""
+    """Time as a multiple of a memcpy of such a buffer, measured in the same rounds."""
 
     @property
     def gbs(self) -> float:
-        """GB/s (10^9 bytes) of what is read."""
+        """Return the rate of reading in GB/s (10^9 bytes)."""
         return self.sources * self.nbytes / self.us / 1e3
 
 
 def fastest_us(call: Callable[[], object], seconds: float) -> float:
-    """Microseconds of one call: the lower quartile over short runs of calls."""
+    """Return the microseconds of one call: the lower quartile over short runs of calls."""
     count = max(1, int(1e-4 / max(_run(call, 3), 1e-9)))
     deadline = time.perf_counter() + seconds
     runs: list[float] = []
@@ -74,7 +76,7 @@ def _run(call: Callable[[], object], count: int) -> float:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Figure]:
-    """Every kernel that is wanted and defined."""
+    """Measure every requested kernel that is defined."""
     nbytes = options.kib * 1024
     sources = [np.zeros(nbytes, np.uint8) for _ in range(options.sources)]
     target = np.zeros(nbytes, np.uint8)
@@ -90,7 +92,7 @@ def measure(options: argparse.Namespace) -> Iterator[Figure]:
 
 
 def checks(figures: Sequence[Figure]) -> list[Check]:
-    """The bar of every kernel that has one."""
+    """Return a check of every kernel that has a bar."""
     return [
         Check(
             f"{figure.dtype} {figure.operation}: times of a memcpy",
@@ -130,7 +132,7 @@ def _operations(text: str) -> tuple[str, ...]:
 
 
 def report(figures: Sequence[Figure]) -> str:
-    """One line for each kernel."""
+    """Return a table with one line for each kernel."""
     body = [
         [f.dtype, f.operation, f"{f.us:.2f}", f"{f.gbs:.1f}", f"{f.memcpys:.2f}"] for f in figures
     ]

@@ -1,8 +1,10 @@
-"""Launchers side by side: `python benchmarks/launch.py --help`.
+"""Compares launchers.
 
-Time from the command to the workers' first lines, the agent's peak memory, the time of --help, and
-the time from a worker's SIGKILL until all workers print again; then how fast the workers' output
-arrives. Interleaved rounds, medians.
+    python benchmarks/launch.py --help
+
+Measures the time from the command to the workers' first lines, the agent's peak memory, the time of
+--help, and the time from a worker's SIGKILL until all workers print again; then how fast the
+workers' output arrives. Rounds are interleaved, and medians count.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ LAUNCHERS = tuple(launcher.name for launcher in launchers())
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Raw samples of one launcher: milliseconds and MiB."""
+    """Holds the raw samples of one launcher, in milliseconds and MiB."""
 
     first_lines_ms: list[float] = field(default_factory=list)
     agent_peak_mib: list[float] = field(default_factory=list)
@@ -75,7 +77,7 @@ TITLES = {
 
 
 class Output:
-    """The lines of a running program, each with the moment of its arrival."""
+    """Reads the lines of a running program, with the time of their arrival."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -83,7 +85,7 @@ class Output:
         self._text = b""
 
     def ready(self, count: int, timeout: float) -> tuple[float, list[int]]:
-        """When the count-th READY line arrived, and the process ids named so far."""
+        """Return when the count-th READY line arrived, and the process ids named so far."""
         deadline = time.monotonic() + timeout
         while len(_READY.findall(self._text)) < count:
             left = deadline - time.monotonic()
@@ -100,7 +102,7 @@ class Output:
 
 
 def launch(launcher: Launcher, folder: Path, timeout: float) -> tuple[float, float]:
-    """Milliseconds until the last worker's first line, and the agent's own peak MiB."""
+    """Return the milliseconds until the last worker's first line, and the agent's own peak MiB."""
     program = _program(launcher, launcher.command(WORKERS), folder, _LINGER)
     with _logged(program, folder) as (process, lines, start):
         ready, _ = lines.ready(WORKERS, timeout)
@@ -109,7 +111,7 @@ def launch(launcher: Launcher, folder: Path, timeout: float) -> tuple[float, flo
 
 
 def restart(launcher: Launcher, folder: Path, timeout: float) -> float:
-    """Milliseconds from SIGKILL of one worker until all workers have printed again."""
+    """Return the milliseconds from SIGKILL of one worker until all workers have printed again."""
     command = launcher.command(WORKERS, "--max-restarts", "3")
     program = _program(launcher, command, folder, _RESTART_LINGER)
     with _logged(program, folder) as (_, lines, _start):
@@ -122,7 +124,7 @@ def restart(launcher: Launcher, folder: Path, timeout: float) -> float:
 
 
 def help_time(launcher: Launcher, folder: Path, timeout: float) -> float:
-    """Milliseconds of the launcher's --help."""
+    """Return the milliseconds of the launcher's --help."""
     start = time.monotonic()
     run(Program((*launcher.start, "--help"), folder, launcher.env), timeout)
     return (time.monotonic() - start) * 1e3
@@ -139,7 +141,7 @@ def _program(launcher: Launcher, command: Sequence[str], folder: Path, linger: f
 def _logged(
     program: Program, folder: Path
 ) -> Iterator[tuple[subprocess.Popen[str], Output, float]]:
-    """The running program, its output and the moment of its start; failures show its stderr."""
+    """Start a program; yield it, its output and the time of its start. Errors show its stderr."""
     with error_log(folder) as errors:
         start = time.monotonic()
         with started(program, stdout=subprocess.PIPE, stderr=errors) as process:
@@ -147,7 +149,7 @@ def _logged(
 
 
 def _peak_mib(process: subprocess.Popen[str], timeout: float) -> float:
-    """The largest resident set of the agent itself, read until it ends."""
+    """Return the largest resident set of the agent itself, read until it ends."""
     peak, deadline = 0.0, time.monotonic() + timeout
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -164,7 +166,7 @@ class StartBenchmark:
         self.figures = {launcher.name: Figures() for launcher in contenders}
 
     def round(self, attempts: Attempts, keep: bool) -> None:
-        """Each measurement once for each launcher; the first round only warms up."""
+        """Do each measurement once for each launcher. The first round only warms up."""
         for launcher in self._contenders:
             figures = self.figures[launcher.name] if keep else Figures()
             both = self._take(attempts, launcher, launch)
@@ -188,7 +190,7 @@ class StartBenchmark:
 
 
 def report(figures: Mapping[str, Figures]) -> str:
-    """Medians per launcher and the ratio of each to torchrun's."""
+    """Return a table of each launcher's medians, with their ratios to torchrun's."""
     header = ["launcher"]
     for title in TITLES.values():
         header += [title, "/torchrun"]
@@ -206,7 +208,7 @@ def _line(name: str, figures: Mapping[str, Figures]) -> list[str]:
 
 
 def median_of(figures: Mapping[str, Figures], name: str, field_name: str) -> float | None:
-    """The median of one launcher's samples; None where it has none."""
+    """Return the median of one launcher's samples; None if it has none."""
     values = getattr(figures[name], field_name) if name in figures else []
     return statistics.median(values) if values else None
 
@@ -238,7 +240,7 @@ def _launchers(text: str) -> tuple[str, ...]:
 
 
 class Session:
-    """Everything that one call of this benchmark measures."""
+    """Holds everything that one call of this benchmark measures."""
 
     def __init__(self, options: argparse.Namespace, contenders: Sequence[Launcher]) -> None:
         self._options = options
@@ -247,7 +249,7 @@ class Session:
         self.output = output.OutputBenchmark(contenders, options.mib * 2**20, options.timeout)
 
     def measure(self) -> None:
-        """All rounds of the parts that are wanted."""
+        """Run all rounds of the requested parts."""
         if "start" in self._options.parts:
             for number in range(self._options.rounds + 1):
                 say(f"start: round {number} of {self._options.rounds}")
@@ -258,7 +260,7 @@ class Session:
                 self.output.round(self.attempts)
 
     def report(self) -> None:
-        """Print the tables of what was measured."""
+        """Print tables of all measurements."""
         if "start" in self._options.parts:
             print(f"\n{WORKERS} workers, medians of {self._options.rounds} interleaved rounds")
             print(report(self.start.figures))
@@ -268,7 +270,7 @@ class Session:
             print(output.report(self.output.samples))
 
     def checks(self) -> list[Check]:
-        """The bars of the parts that were wanted."""
+        """Return the checks of the requested parts."""
         found = []
         if "start" in self._options.parts:
             found += launch_bars.of_start(
@@ -281,7 +283,7 @@ class Session:
         return found
 
     def samples(self) -> dict[str, object]:
-        """Every figure, to be written as JSON."""
+        """Return every figure, for a JSON file."""
         start = {name: asdict(figures) for name, figures in self.start.figures.items()}
         taken = self.output.samples.items()
         carried = {", ".join(key): [asdict(sample) for sample in samples] for key, samples in taken}

@@ -1,4 +1,4 @@
-"""The bars that the launcher is held to."""
+"""Defines the bars for the launcher."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from benchmarks.launchers import TORSHRUN
 from benchmarks.output import Samples, rate_of
 
 FIRST_LINES = 1 / 5
-"""Of torchrun's time to the first lines."""
+"""Largest time to the first lines, as a share of torchrun's."""
 HELP_MS = 150.0
 RATE = 100.0
-"""MB/s of workers' output through a pipe."""
+"""Smallest rate of workers' output through a pipe, in MB/s."""
 PEAK_MIB = 64.0
 
 
 def of_start(ours_ms: float | None, theirs_ms: float | None, help_ms: float | None) -> list[Check]:
-    """The bars of starting, from medians of milliseconds."""
+    """Return the checks of starting, from medians of milliseconds."""
     ratio = ours_ms / theirs_ms if ours_ms and theirs_ms else None
     return [
         Check("first lines, of torchrun's time", ratio, FIRST_LINES, at_most=True),
@@ -24,7 +24,7 @@ def of_start(ours_ms: float | None, theirs_ms: float | None, help_ms: float | No
 
 
 def of_output(samples: Samples) -> list[Check]:
-    """The bars of output: the rate through a pipe; memory and wholeness however it goes."""
+    """Return the checks of output: the rate through a pipe, and memory and correct lines of all."""
     pipes = ("pipe, 80 B", "pipe, 20 B")
     found = [Check(f"{name}, MB/s", rate_of(samples, name, TORSHRUN), RATE) for name in pipes]
     ours = [sample for key, taken in samples.items() if key[1] == TORSHRUN for sample in taken]

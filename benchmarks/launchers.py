@@ -1,4 +1,4 @@
-"""The launchers side by side: how each is called, and how each is tried."""
+"""Defines the compared launchers: how each is called, and how each is tried."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from benchmarks.processes import RunError
 
 TORSHRUN, TORCHRUN = "torshrun", "torchrun"
 _T = TypeVar("_T")
-# Installed packages are compiled to bytecode once: a setting against that must not slow anyone.
+# Packages are compiled to bytecode once when installed; a setting must not prevent that.
 _ENV = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
-    """How one launcher is called."""
+    """Describes how to call one launcher."""
 
     name: str
     peer: Peer
     start: tuple[str, ...] = ()
-    """The launcher itself, where it has torchrun's options; empty where it has not."""
+    """The launcher itself, if it has torchrun's options; otherwise empty."""
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables on top of this process's own."""
+        """Return the variables to add to this process's own."""
         return {**self.peer.env, **_ENV}
 
     def command(self, workers: int, *options: str) -> tuple[str, ...]:
-        """Up to the script. Only with torchrun's options are others than the number allowed."""
+        """Return the command before the script.
+
+        Other options than the number are allowed only if it has torchrun's options.
+        """
         if self.start:
             return (*self.start, "--nproc-per-node", str(workers), *options)
         return tuple(self.peer.command(workers, workers, options))
 
 
 def launchers() -> list[Launcher]:
-    """All that are known; ours is first."""
+    """Return all known launchers; ours is first."""
     return [
         Launcher(name=TORSHRUN, peer=OURS, start=(OURS.python, "-m", "torshrun")),
         Launcher(name=TORCHRUN, peer=GLOO, start=(str(GLOO.bin / "torchrun"),)),
@@ -50,7 +53,10 @@ def launchers() -> list[Launcher]:
 
 
 def available(names: Container[str]) -> tuple[list[Launcher], dict[str, str]]:
-    """Those of these launchers that are here, with versions; the others are named with why not."""
+    """Return those of the launchers that are available, and their versions by name.
+
+    The reason is printed for each of the others.
+    """
     found, versions = [], {}
     for launcher in launchers():
         if launcher.name not in names:
@@ -64,13 +70,13 @@ def available(names: Container[str]) -> tuple[list[Launcher], dict[str, str]]:
 
 
 class Attempts:
-    """Tries measurements, each in a folder of its own; what failed once is not tried again."""
+    """Runs measurements, each in its own folder. A measurement that failed is not tried again."""
 
     def __init__(self) -> None:
         self.failures: dict[str, str] = {}
 
     def take(self, what: str, measure: Callable[[Path], _T]) -> _T | None:
-        """What `measure` returns; None if it fails now or has failed before."""
+        """Return the result of `measure`; None if it fails now or has failed before."""
         if what in self.failures:
             return None
         with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:
@@ -84,7 +90,7 @@ class Attempts:
 
 @contextlib.contextmanager
 def error_log(folder: Path) -> Iterator[int]:
-    """A descriptor for a launcher's stderr, whose end becomes part of a RunError's message."""
+    """Yield a descriptor for a launcher's stderr, whose end is added to a RunError's message."""
     log = folder / "stderr"
     with log.open("w") as errors:
         try:

@@ -1,8 +1,8 @@
-"""One adapter per library: the same operations, each through its public Python API.
+"""Defines one adapter per library: the same operations, each through its public Python API.
 
 A bound operation is a callable without arguments that holds the library's own function and its
 converted buffers, so that timing it adds nothing to the library's own cost. This module runs in
-each library's own environment and needs nothing but numpy and that library.
+each library's own environment and needs only numpy and that library.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from timing import Call
 
 
 class Library(Protocol):
-    """A connected library; full is the whole buffer, part this rank's share of it."""
+    """Represents a connected library. `full` is the whole buffer, `part` this rank's share."""
 
     rank: int
     world_size: int
 
     def empty(self, count: int, storage: np.dtype[Any]) -> Array:
-        """An array of so many elements, where the library likes it best."""
+        """Return an array of `count` elements, in the memory that suits the library best."""
         ...
 
     def bind(self, operation: str, dtype: str, full: Array, part: Array) -> Call:
-        """The operation on these buffers, in place where the operation allows it."""
+        """Return the operation on these buffers, in place if the operation allows it."""
         ...
 
     def close(self) -> None:
@@ -37,8 +37,10 @@ class Library(Protocol):
 
 
 class _LikeTorch:
-    """A library whose functions are named as torch.distributed's; `typed` makes of an array in a
-    dtype's storage what they take."""
+    """Adapts a library whose functions are named like torch.distributed's.
+
+    `typed` converts an array in a dtype's storage for these functions.
+    """
 
     def __init__(self, api: Any, typed: Callable[[Array, str], Any]) -> None:
         self._api, self._typed = api, typed
@@ -77,7 +79,7 @@ def _with_bfloat16(array: Array, dtype: str) -> Array:
 
 
 class Ours(_LikeTorch):
-    """torsh_runtime with its default backend, on numpy arrays."""
+    """Adapts torsh_runtime with its default backend, on numpy arrays."""
 
     def __init__(self) -> None:
         import torsh_runtime as tr
@@ -87,7 +89,7 @@ class Ours(_LikeTorch):
 
 
 class Registered(Ours):
-    """The same on buffers that all ranks of the node share."""
+    """Adapts torsh_runtime on buffers that all ranks of the node share."""
 
     def empty(self, count: int, storage: np.dtype[Any]) -> Array:
         array: Array = self._api.empty_shared(count, storage)
@@ -95,7 +97,7 @@ class Registered(Ours):
 
 
 class Gloo(_LikeTorch):
-    """torch.distributed on Gloo with one torch thread."""
+    """Adapts torch.distributed on Gloo with one torch thread."""
 
     def __init__(self) -> None:
         import torch
@@ -109,7 +111,7 @@ class Gloo(_LikeTorch):
 
 
 class Mpi:
-    """mpi4py's buffer interface on whichever MPI its environment holds; float32 only."""
+    """Adapts mpi4py's buffer interface on the MPI of its environment; float32 only."""
 
     def __init__(self) -> None:
         from mpi4py import MPI
@@ -137,11 +139,11 @@ class Mpi:
                 return partial(world.Barrier)
 
     def close(self) -> None:
-        """MPI is finalized at the interpreter's exit."""
+        """Leave the finalization of MPI to the interpreter's exit."""
 
 
 class Memcpy:
-    """No library: one process copies a buffer of the same size, as the reference."""
+    """Copies a buffer of the same size in one process, without any library, as the reference."""
 
     rank, world_size = 0, 1
 
@@ -152,7 +154,7 @@ class Memcpy:
         return partial(np.copyto, part, full)
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing, as there is no library to leave."""
 
 
 _ADAPTERS: dict[str, Callable[[], Library]] = {
@@ -166,7 +168,7 @@ _ADAPTERS: dict[str, Callable[[], Library]] = {
 
 
 def connect(name: str, expected_ranks: int) -> Library:
-    """The named library, connected. Raises RuntimeError unless the world is of this size."""
+    """Return the named library, connected. Raises RuntimeError unless the world has this size."""
     library = _ADAPTERS[name]()
     if library.world_size != expected_ranks:
         found = f"{library.world_size} ranks instead of {expected_ranks}"

@@ -1,8 +1,8 @@
-"""The machine under test: what it is, and which state it is in.
+"""Describes the machine under test and the state that it is in.
 
 The round trip of a cache line between two CPUs differs several times over with where a virtual
-machine's CPUs happen to run ("near" within one cache complex, "far" across), and every collective
-differs with it. Only runs of one state may be compared.
+machine's CPUs happen to run ("near" within one cache complex, "far" across), and the time of every
+collective differs with it. Only runs of one state may be compared.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from benchmarks.processes import Program, RunError, run
 
 NEAR, FAR, MIXED, UNKNOWN = "near", "far", "mixed", "unknown"
 DEFAULT_THRESHOLD_NS = 200.0
-"""Near is below, far above, unless the observed values show a clearer gap elsewhere."""
+"""Round trips below it are near, above it far, unless the values have a clearer gap elsewhere."""
 
 _CLEAR_GAP = 1.8
 _DISTURBED = 10.0
 
 
 def threshold(observed: Iterable[float]) -> float:
-    """The round trip in ns that parts near from far among the observed ones.
+    """Return the round trip in ns that separates near from far among the observed ones.
 
     The widest gap between neighbouring values decides if it is at least 1.8-fold and both sides
-    hold several values; otherwise it is DEFAULT_THRESHOLD_NS.
+    have several values; otherwise it is DEFAULT_THRESHOLD_NS.
     """
     values = sorted(_undisturbed(observed))
     few = max(2, len(values) // 20)
@@ -40,7 +40,10 @@ def threshold(observed: Iterable[float]) -> float:
 
 
 def classify(before: float | None, after: float | None, limit: float) -> str:
-    """The state of a run from the round trips before and after it, in ns; None is unmeasured."""
+    """Return the state of a run from the round trips before and after it, in ns.
+
+    None means that a round trip was not measured.
+    """
     if before is None or after is None:
         return UNKNOWN
     if max(before, after) > _DISTURBED * limit:
@@ -50,13 +53,13 @@ def classify(before: float | None, after: float | None, limit: float) -> str:
 
 
 def _undisturbed(observed: Iterable[float]) -> list[float]:
-    """Without the values of moments when another process held one of the CPUs."""
+    """Return the values without those taken while another process held one of the CPUs."""
     values = list(observed)
     return [value for value in values if value <= _DISTURBED * min(values)]
 
 
 def pingpong_command(cache: Path) -> list[str] | None:
-    """The command that prints one round trip in ns, compiled once; None where it cannot be."""
+    """Return the command that prints one round trip in ns, compiled once; None if that fails."""
     cpus = sorted(os.sched_getaffinity(0))[:2]
     compiler = shutil.which("cc")
     if len(cpus) < 2 or compiler is None:
@@ -78,7 +81,7 @@ def _compile(compiler: str, source: Path, binary: Path) -> None:
 
 
 def measure(pingpong: Sequence[str] | None) -> float | None:
-    """One round trip in ns; None where it cannot be measured."""
+    """Return one round trip in ns; None if it cannot be measured."""
     if pingpong is None:
         return None
     try:
@@ -88,7 +91,7 @@ def measure(pingpong: Sequence[str] | None) -> float | None:
 
 
 def describe() -> dict[str, object]:
-    """The machine in a few facts, for the record beside the samples."""
+    """Return a few facts about the machine, to record with the samples."""
     return {
         "cpu": _field("/proc/cpuinfo", "model name"),
         "allowed_cpus": sorted(os.sched_getaffinity(0)),

@@ -1,8 +1,9 @@
-"""Very many groups at once, each of all ranks and each used, with 1,024 descriptors for a process:
-`torshrun --nproc-per-node 2 benchmarks/many_groups.py --groups 1000`.
+"""Makes and uses very many groups of all ranks at once, with 1,024 descriptors per process.
 
-Prints what a group takes: milliseconds to make and to use first, descriptors, and memory. It fails
-if one of them cannot be made, or gives a wrong sum.
+    torshrun --nproc-per-node 2 benchmarks/many_groups.py --groups 1000
+
+Prints the cost of a group: milliseconds to make and to use first, descriptors, and memory. It fails
+    if one of them cannot be made, or gives a wrong sum.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ def main() -> None:
 
 
 def descriptors() -> int:
-    """How many this process has open."""
+    """Return the number of descriptors that this process has open."""
     return len([*Path("/proc/self/fd").iterdir()])
 
 
 def private_bytes() -> int:
-    """Memory that is this process's alone."""
+    """Return the bytes of memory that only this process has."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 

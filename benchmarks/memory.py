@@ -1,13 +1,13 @@
-"""How near a large all_reduce comes to what the memory allows: run it under torshrun.
+"""Measures how close a large all_reduce comes to the limit of the memory. Run it under torshrun.
 
     torshrun --nproc-per-node 2 benchmarks/memory.py --mib 256
 
-An all_reduce in place has to read and write every rank's buffer once at least. This measures that
+An all_reduce in place must read and write every rank's buffer at least once. This measures that
 alone (an in-place addition on all ranks at the same time), one memcpy by one rank alone, and the
-all_reduce, in interleaved rounds; medians of the worst rank, in ms. "Shared" is memory that the
-ranks of the node have mapped, as large numpy arrays have it; "private" is what they have with
-TORSH_SHARE_ARRAYS=0. The last rows are what an array costs that is made, filled and let go, and a
-fork of a process that has one: arrays leave shared memory at the first one after they were made.
+all_reduce, in interleaved rounds; medians of the slowest rank, in ms. "Shared" is memory that the
+ranks of the node have mapped, as for large numpy arrays; "private" is their memory with
+TORSH_SHARE_ARRAYS=0. The last rows are the cost of an array that is made, filled and freed, and of
+a fork of a process that has one: arrays leave shared memory at the first fork after they were made.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import torsh_runtime as tr
 
 
 def worst_ms(action: Callable[[], object]) -> float:
-    """The slowest rank's time of one call that all ranks begin together."""
+    """Return the slowest rank's time of one call that all ranks start together."""
     tr.barrier()
     begun = time.perf_counter()
     action()
@@ -36,7 +36,7 @@ def worst_ms(action: Callable[[], object]) -> float:
 
 
 def private(num_floats: int) -> NDArray[np.float32]:
-    """An array of ones where numpy has it by itself: in huge pages, if there are any."""
+    """Return an array of ones in numpy's usual memory: in huge pages, if there are any."""
     memory = mmap.mmap(-1, 4 * num_floats, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(memory, np.float32)
@@ -45,7 +45,7 @@ def private(num_floats: int) -> NDArray[np.float32]:
 
 
 def fork() -> None:
-    """A child that ends at once."""
+    """Fork a child that ends at once."""
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def steps(num_floats: int, rounds: int) -> dict[str, list[float]]:
-    """Times in ms of everything but forks, in interleaved rounds after one that warms up."""
+    """Return the times in ms of everything but forks, in interleaved rounds after a warmup."""
     data = np.zeros(num_floats, np.float32)
     own, target = private(num_floats), private(num_floats)
     alone = tr.get_rank() == 0
@@ -90,7 +90,7 @@ def steps(num_floats: int, rounds: int) -> dict[str, list[float]]:
 
 
 def forks(num_floats: int) -> dict[str, list[float]]:
-    """Times in ms of a fork that has an array."""
+    """Return the times in ms of forks of a process that has an array."""
     held = private(num_floats)
     times = {"a fork, private": [worst_ms(fork)]}
     del held

@@ -1,10 +1,12 @@
-"""What a mesh costs: `python benchmarks/mesh.py --help`.
+"""Measures the cost of a mesh.
 
-A mesh of 2 × 2 × 2 over a fresh default group with its first all_reduce of 8 bytes along each axis,
-on our own groups and by torch.distributed.init_device_mesh on Gloo, in turns by the same processes;
-a time is the worst rank's. torch makes all groups when the mesh is made, ours when an axis is first
-used. Then an all_reduce along the last axis, with and without DeviceMesh.measure(). Ratios are of
-medians.
+    python benchmarks/mesh.py --help
+
+A mesh of 2 × 2 × 2 is made over a new default group, with its first all_reduce of 8 bytes along
+each axis, on torsh's own groups and by torch.distributed.init_device_mesh on Gloo, in turns by the
+same processes. A time is the slowest rank's. torch makes all groups when the mesh is made, torsh
+when an axis is first used. Then an all_reduce along the last axis is measured, with and without
+DeviceMesh.measure(). Ratios are of medians.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ _PATIENCE = 120.0
 
 
 class MeshRank(Rank):
-    """One of the processes."""
+    """Measures meshes in one of the processes."""
 
     def by_axis(self, rounds: int) -> None:
-        """In turns: ours and Gloo's, each over a fresh default group."""
+        """Measure ours and Gloo's in turns, each over a new default group."""
         import torch.distributed as dist
 
         import torsh_runtime as tr
@@ -73,7 +75,7 @@ class MeshRank(Rank):
         return mesh
 
     def _measured(self, mesh: Any) -> None:
-        """What an all_reduce takes, back to back."""
+        """Measure back-to-back all_reduces."""
         group = mesh.get_group("tp")
         for name, is_measured in ((PLAIN, False), (METERED, True)):
             mesh.measure(is_measured)
@@ -105,14 +107,14 @@ def _to(times: Mapping[str, list[float]], one: str, other: str) -> float:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 1 if the bar was missed."""
+    """Run the benchmark, and return the exit status: 1 if the bar was missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=20, help="(default %(default)s)")
     parser.add_argument("--bars", action="store_true", help="print pass or fail, and exit with 1")
     parser.add_argument("--json", type=Path, help="write every sample")
     parser.add_argument("--quick", action="store_true", help="see whether it works")
     given = parser.parse_args(arguments)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not whatever the host's name leads to
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # not the interface of the host's name
     os.environ["TORSH_SECRET"] = "00" * 16
     ranks, rounds = 2 ** len(AXES), 3 if given.quick else given.rounds
     times = measure(ranks, "by_axis", rounds, MeshRank)

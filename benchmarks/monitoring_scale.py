@@ -1,9 +1,12 @@
-"""What 1,000 nodes cost the agent that leads: `python benchmarks/monitoring_scale.py --bars`.
+"""Measures the cost of 1,000 nodes for the agent that leads.
 
-This process is the leader's agent, as far as it hears of other nodes: a real rendezvous and a real
-hub. The other agents are as real, all in a second process beside the store where they meet, and
-reach this one over TCP. Each sends its signs of life at every interval, first alone, and then with
-a summary of the greatest size that changes each time. Workers there are none.
+    python benchmarks/monitoring_scale.py --bars
+
+This process is the leader's agent, as far as it communicates with other nodes: a real rendezvous
+and a real hub. The other agents are real, too. All are in a second process with the store through
+which they rendezvous, and connect to this one over TCP. Each sends heartbeats at every interval,
+first alone, and then with a summary of the largest size that changes each time. There are no
+workers.
 """
 
 from __future__ import annotations
@@ -45,18 +48,18 @@ from torshrun.rendezvous.settings import NodeFacts, Settings
 
 SECRET = b"the secret of the benchmark"
 TTL = 15.0
-"""Seconds, as where nothing else is asked for: an interval is a quarter of it."""
+"""The default ttl in seconds; an interval is a quarter of it."""
 DEADLINE = 300.0
-"""Seconds until all agents are there."""
+"""Seconds within which all agents must have joined."""
 _SEGMENT_HEADERS = 14 + 20 + 32
-"""Bytes of a segment beside its payload: Ethernet, IPv4, TCP with timestamps."""
+"""Bytes of a segment in addition to its payload: Ethernet, IPv4, TCP with timestamps."""
 _LISTENS = 10
 _TCP_INFO = struct.Struct("=B119xQQII")
-"""The state, bytes that were acknowledged and received, segments out and in."""
+"""The state, bytes acknowledged and received, and segments out and in."""
 
 
 class Traffic(NamedTuple):
-    """What this process's connections have carried so far, both ways."""
+    """Counts what this process's connections have carried so far, both ways."""
 
     payload: int
     segments: int
@@ -67,17 +70,17 @@ class Traffic(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What the leader pays for the nodes."""
+    """Holds the cost of the nodes for the leader."""
 
     agents: int
     summary: int
-    """Bytes."""
+    """Bytes of a summary."""
     cores: float
-    """Processors that its agent keeps busy."""
+    """Number of processors that its agent keeps busy."""
     rate: float
-    """Bytes a second for each node, with all headers."""
+    """Bytes per second for each node, with all headers."""
     told: int
-    """From how many nodes it had a summary at the end."""
+    """Number of nodes whose summary it had at the end."""
 
     def __str__(self) -> str:
         return (
@@ -120,8 +123,10 @@ def _settings(count: int, ttl: float) -> Settings:
 
 
 async def members(count: int, ttl: float) -> None:
-    """The store, and all agents but the leader's from the first line of stdin on, until that ends.
-    Each line is the size of summaries."""
+    """Run the store and, from the first line of stdin on, all agents but the leader's.
+
+    Each line is the size of summaries. The end of stdin ends the process.
+    """
     loop, lines = asyncio.get_running_loop(), asyncio.Queue[str]()
     loop.add_reader(sys.stdin, lambda: lines.put_nowait(sys.stdin.readline()))
     store = MemoryStore()
@@ -138,7 +143,7 @@ async def members(count: int, ttl: float) -> None:
         if not lines.empty():
             line = await lines.get()
             if not line:
-                os._exit(0)  # nobody is left to take leave of
+                os._exit(0)  # nobody is left to notify
             size = int(line)
 
 
@@ -148,7 +153,7 @@ def _post_of_member(event: RendezvousEvent) -> None:
 
 
 class Leader:
-    """The agent here."""
+    """Runs the leading agent in this process."""
 
     def __init__(self, count: int, endpoint: str, ttl: float) -> None:
         self.settings = _settings(count, ttl)
@@ -170,7 +175,7 @@ class Leader:
             self.told = sum(map(bool, event.by_node.values()))
 
     async def cost(self, size: int, seconds: float) -> Cost:
-        """Of so many seconds, with summaries of this size."""
+        """Return the cost over `seconds` seconds, with summaries of `size` bytes."""
         settle = 2 * self.settings.interval
         self._agent.tell_leader(random.randbytes(size))
         await asyncio.sleep(settle)
@@ -184,17 +189,17 @@ class Leader:
         return Cost(count, size, cores, rate, self.told)
 
     def stop(self) -> None:
-        """What becomes of it is of no interest any more."""
+        """Ignore later events of the agent."""
         self._is_over = True
 
 
 def traffic() -> Traffic:
-    """By the kernel's count of each connection."""
+    """Return the traffic by the kernel's count for each connection."""
     payload = segments = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
             sock = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:  # no socket, or closed meanwhile
+        except OSError:  # not a socket, or closed meanwhile
             continue
         with sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6):

@@ -1,7 +1,7 @@
-"""Two network namespaces with a virtual cable between them: two nodes on one machine.
+"""Creates network namespaces with virtual cables between them: nodes on one machine.
 
 They have no names: each lives as long as a process in it, which ends when this program does. So
-nothing can be left behind, however it ends.
+    nothing can be left behind, however it ends.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _START = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """Two namespaces, each by a process in it, and their addresses on the cable.
+    """Represents two namespaces, each by a process in it, and their addresses on the cable.
 
-    TCP's congestion control is Linux's own default there, whatever this machine's is.
+    TCP's congestion control is Linux's own default there, regardless of this machine's setting.
     """
 
     holders: tuple[int, int]
@@ -34,9 +34,9 @@ class Cable:
 
 @contextlib.contextmanager
 def cable() -> Iterator[Cable]:
-    """A cable that is gone when the block ends.
+    """Create a cable that is removed when the block ends.
 
-    Raises UnavailableError where it cannot be laid: it takes root, `ip`, `unshare` and `nsenter`.
+    Raises UnavailableError if that is not possible: it needs root, `ip`, `unshare` and `nsenter`.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -49,7 +49,7 @@ def cable() -> Iterator[Cable]:
 
 @dataclass(frozen=True, slots=True)
 class Star:
-    """Namespaces with a cable each to a common switch, and their addresses there."""
+    """Represents namespaces with a cable each to a common switch, and their addresses there."""
 
     holders: tuple[int, ...]
     addresses: tuple[str, ...]
@@ -57,7 +57,7 @@ class Star:
 
 @contextlib.contextmanager
 def star(count: int) -> Iterator[Star]:
-    """Cables that are gone when the block ends; as cable() otherwise."""
+    """Create cables that are removed when the block ends. Raises UnavailableError like cable()."""
     with contextlib.ExitStack() as stack:
         try:
             hub = _hold(stack)
@@ -78,7 +78,7 @@ def star(count: int) -> Iterator[Star]:
 
 
 def _hold(stack: contextlib.ExitStack) -> int:
-    """The pid of a process in a network namespace of its own; its input's end is its end."""
+    """Return the pid of a process in its own network namespace. It ends when its input does."""
     holder = subprocess.Popen(
         ["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, start_new_session=True,

@@ -1,12 +1,12 @@
-"""What our nccl backend adds to NCCL, beside torch's own: a script for torshrun.
+"""Measures what torsh's nccl backend adds to NCCL, compared with torch's. Run it under torshrun.
 
     torshrun --nproc-per-node 2 benchmarks/nccl.py
 
-all_reduces of float32 tensors on GPUs by both, in turns, in the same processes: how long a call
-with async_op keeps the processor, and how long one takes until its result is there. Ratios are of
-medians. Where ranks share one GPU they say that they are different hosts, so that NCCL takes them;
-they talk through sockets then, which tells nothing of NCCL's speed, and still what we add. Needs
-torch with CUDA, nccl4py and cupy.
+all_reduces of float32 tensors on GPUs are done by both, in turns, in the same processes. The times
+are how long a call with async_op keeps the processor, and how long it takes until the result is
+available. Ratios are of medians. Ranks that share one GPU claim to be different hosts, so that NCCL
+accepts them. They communicate through sockets then, which shows nothing about NCCL's speed, but
+still what torsh adds. Needs torch with CUDA, nccl4py and cupy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Begin = Callable[[Any], Any]
 
 
 def call_times(begin: Begin, array: Any, sync: Callable[[], None], count: int) -> list[float]:
-    """Seconds that calls keep the processor, none of which waits for another."""
+    """Return the seconds that calls keep the processor. No call waits for another one."""
     sync()
     times = []
     for _ in range(count):
@@ -47,7 +47,7 @@ def call_times(begin: Begin, array: Any, sync: Callable[[], None], count: int) -
 
 
 def whole_times(begin: Begin, array: Any, sync: Callable[[], None], count: int) -> list[float]:
-    """Seconds until results are there."""
+    """Return the seconds until results are available."""
     times = []
     for _ in range(count):
         sync()
@@ -59,7 +59,7 @@ def whole_times(begin: Begin, array: Any, sync: Callable[[], None], count: int) 
 
 
 def measured(gpu: int, rounds: int, count: int) -> dict[tuple[str, int, str], float]:
-    """Medians in seconds, by what, size and whose."""
+    """Return medians in seconds, by kind of time, size and library."""
     import torch
     import torch.distributed as dist
 
@@ -79,7 +79,7 @@ def measured(gpu: int, rounds: int, count: int) -> dict[tuple[str, int, str], fl
             for whose, begin in calls.items():
                 for what, measure in (("call", call_times), ("whole", whole_times)):
                     times = measure(begin, array, torch.cuda.synchronize, count)
-                    if turn:  # the first one makes connections
+                    if turn:  # the first turn makes connections
                         found.setdefault((what, size, whose), []).extend(times)
     rank = tr.get_rank()
     dist.destroy_process_group()
@@ -89,7 +89,7 @@ def measured(gpu: int, rounds: int, count: int) -> dict[tuple[str, int, str], fl
 
 
 def main() -> int:
-    """The exit status: 1 if a bar was missed."""
+    """Run the benchmark, and return the exit status: 1 if a bar was missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5, help="(default %(default)s)")
     parser.add_argument("--bars", action="store_true", help="print pass or fail, and exit with 1")

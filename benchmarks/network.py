@@ -1,7 +1,9 @@
-"""Collectives between two nodes, ours beside Gloo: `python benchmarks/network.py --help`.
+"""Compares torsh's collectives between two nodes with Gloo's.
 
-The nodes are two network namespaces of this machine with a virtual cable between them; it takes
-root. Beside the libraries stands what TCP itself carries over that cable.
+    python benchmarks/network.py --help
+
+The nodes are two network namespaces of this machine with a virtual cable between them, which needs
+root. The libraries are also compared with plain TCP over that cable.
 """
 
 from __future__ import annotations
@@ -61,14 +63,14 @@ def _peers(text: str) -> tuple[str, ...]:
 
 
 def contenders(names: Sequence[str]) -> list[Peer]:
-    """The libraries that are wanted, told to use the cable."""
+    """Return the requested libraries, set to use the cable."""
     interface = {f"{name}_SOCKET_IFNAME": INTERFACE for name in ("TORSH", "GLOO")}
     found = (peer for peer in (OURS, GLOO) if peer.name in names)
     return [replace(peer, env={**peer.env, **interface}) for peer in found]
 
 
 def start_on(laid: Cable) -> Start:
-    """Starts of ranks dealt to the ends of this cable, each library's in the same way."""
+    """Return a function that starts ranks at the ends of this cable, in the same way for all."""
     place = ["--namespaces", ",".join(map(str, laid.holders)), "--address", laid.addresses[0]]
 
     def start(peer: Peer, case: Case, plan: Path) -> Sequence[str]:
@@ -78,13 +80,16 @@ def start_on(laid: Cable) -> Start:
 
 
 def work(options: argparse.Namespace) -> session.Work:
-    """Every case that is wanted, with its groups of sizes."""
+    """Return every requested case with its groups of sizes."""
     cases = [Case(op, ranks=n, nodes=NODES) for op, n in product(options.op, options.ranks)]
     return list(product(cases, sizes.groups(options.sizes)))
 
 
 def raw_speed(laid: Cable) -> dict[str, float]:
-    """What two plain sockets reach over this cable, from tcp_speed.py. RunError if they fail."""
+    """Return the speed of two plain sockets over this cable, from tcp_speed.py.
+
+    Raises RunError if they fail.
+    """
     script = str(HERE / "tcp_speed.py")
     near, far = ([*entering(holder), sys.executable, script] for holder in laid.holders)
     listener = Program([*near, "listen"], HERE)
@@ -98,7 +103,7 @@ def raw_speed(laid: Cable) -> dict[str, float]:
 
 
 def report(rows: Sequence[Row], libraries: Sequence[str], raw: dict[str, float]) -> list[Check]:
-    """Print a table for each operation; returns what the bars say."""
+    """Print a table for each operation, and return the checks."""
     for operation, group in groupby(rows, lambda row: row.case.operation):
         here = list(group)
         print(f"\n{operation}, float32, nodes x ranks of each; us: the worst rank's median")
@@ -113,8 +118,11 @@ def report(rows: Sequence[Row], libraries: Sequence[str], raw: dict[str, float])
 
 
 def checks(row: Row) -> list[Check]:
-    """The bar of this row: all_reduce is to be twice as fast as Gloo, except for one rank on each
-    node above 1 MiB, where the network is the limit of both."""
+    """Return the check of this row.
+
+    all_reduce must be twice as fast as Gloo, except for one rank on each node above 1 MiB, where
+    the network limits both.
+    """
     if row.case.operation != "all_reduce":
         return []
     limit = 1.0 if row.case.ranks == NODES and row.nbytes > _MI else 2.0

@@ -1,8 +1,10 @@
-"""Training steps of torsh_runtime.nn beside torch's: `python benchmarks/nn_gpt.py --help`.
+"""Compares training steps of torsh_runtime.nn with torch's.
 
-The model of examples/train_gpt.py and the same one in torch eager begin with the same weights and
-train on the same batches in one process, on one thread each, in turns of one step. So whatever
-disturbs the machine disturbs both.
+    python benchmarks/nn_gpt.py --help
+
+The model of examples/train_gpt.py and the same one in torch eager start with the same weights and
+train on the same batches in one process, on one thread each, in turns of one step. So a disturbance
+of the machine affects both.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ from benchmarks.table import render
 
 MOST_TIMES_TORCH = 1.5
 MOST_LOSS_DIFFERENCE = 0.02
-"""Of one step: rounding errors grow from step to step."""
+"""Largest difference of losses of one step, as rounding errors grow from step to step."""
 _WARM_UP = 2
 
 
 class Attention(torch.nn.Module):
-    """The attention of torch, with the parameters of its MultiheadAttention."""
+    """Computes attention in torch, with the parameters of its MultiheadAttention."""
 
     def __init__(self, embed: int, heads: int) -> None:
         super().__init__()
@@ -60,7 +62,7 @@ class Attention(torch.nn.Module):
 
 
 class Block(torch.nn.Module):
-    """torsh_runtime.nn.TransformerBlock in torch."""
+    """Implements torsh_runtime.nn.TransformerBlock in torch."""
 
     def __init__(self, embed: int, heads: int) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class Block(torch.nn.Module):
 
 
 class GPT(torch.nn.Module):
-    """gpt.GPT in torch."""
+    """Implements gpt.GPT in torch."""
 
     def __init__(self, vocabulary: int, options: argparse.Namespace) -> None:
         super().__init__()
@@ -96,7 +98,7 @@ class GPT(torch.nn.Module):
 
 
 class TorchTraining:
-    """train_gpt.Training in torch, from the same weights and on the same batches."""
+    """Implements train_gpt.Training in torch, from the same weights and on the same batches."""
 
     def __init__(self, ours: train_gpt.Training) -> None:
         self.options = ours.options
@@ -126,7 +128,7 @@ class TorchTraining:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Some steps of both: the medians of one step in ms."""
+    """Holds the medians of one step of both, in ms, over some steps."""
 
     ours: float
     torch: float
@@ -137,7 +139,7 @@ class Round:
 
 
 def measure(trainings: Sequence[Any], steps: int) -> Round:
-    """One round of so many steps of each, in turns."""
+    """Do one round of `steps` steps of each, in turns."""
     times: list[list[float]] = [[], []]
     for _ in range(steps):
         for training, own in zip(trainings, times, strict=True):
@@ -152,13 +154,13 @@ def _ms(call: Callable[[], object]) -> float:
 
 
 def loss_difference(trainings: Sequence[Any]) -> float:
-    """The largest between the two loss curves."""
-    pairs = zip(*(training.losses for training in trainings), strict=False)  # or interrupted
+    """Return the largest difference between the two loss curves."""
+    pairs = zip(*(training.losses for training in trainings), strict=False)  # if interrupted
     return max(abs(ours - theirs) for ours, theirs in pairs)
 
 
 def checks(rounds: Sequence[Round], difference: float) -> list[Check]:
-    """What the bars say of the median ratio and of the loss curves."""
+    """Return the checks of the median ratio and of the loss curves."""
     ratio = statistics.median(each.ratio for each in rounds) if rounds else None
     return [
         Check("step time, times torch's", ratio, MOST_TIMES_TORCH, at_most=True, bar="nn"),

@@ -1,4 +1,4 @@
-"""Throughput of worker output through the launchers: how fast it arrives, whole, at what cost."""
+"""Measures how fast worker output arrives through launchers, whether it is whole, and its cost."""
 
 from __future__ import annotations
 
@@ -25,57 +25,57 @@ WORKER = Path(__file__).with_name("output_worker.py")
 _MIB = 2**20
 _OURS, _THEIRS = "[{rank}] ", "[default{rank}]:"  # prefixes
 _END_SECONDS = 20.0
-_QUIET_MS = 300  # without output, when all workers have written theirs: it has all arrived
+_QUIET_MS = 300  # after so long without output, all that workers have written has arrived
 _PIECE = 4 * _MIB
 _STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ")
-# What a terminal does not show of it: the status line, drawn without wrapping, then the rest.
+# Not shown by a terminal: first the status line, drawn without wrapping, then other sequences.
 _STATUS = re.compile(rb"\x1b\[\?7l.*?\x1b\[\?7h\r")
 _ESCAPE = re.compile(rb"\x1b(?:\[[\d;?]*[A-Za-z]|[D78])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is written, and the way it takes."""
+    """Describes the written output and its path."""
 
     name: str
     launcher: str
     prefix: str
-    """What the launcher puts before each line; {rank} is the rank."""
+    """Text that the launcher puts before each line; {rank} is the rank."""
     options: tuple[str, ...] = ()
     line_bytes: int = 80
     share: float = 1.0
-    """How much of the usual amount is written: less where it takes long."""
+    """Share of the usual amount that is written, below 1 where it takes long."""
     terminal: bool = False
-    """Whether the launcher's stdout is a pseudo-terminal, not a pipe."""
+    """True if the launcher's stdout is a pseudo-terminal, not a pipe."""
 
     @property
     def kept(self) -> bool:
-        """Whether files keep the output, too."""
+        """Return whether files keep the output, too."""
         return "--tee" in self.options
 
     def blocks(self, amount: int) -> int:
-        """Blocks that each worker writes if all together write about this many bytes."""
+        """Return the blocks that each worker writes if all together write about `amount` bytes."""
         return max(1, round(amount * self.share / WORKERS / BLOCK_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run of one case."""
+    """Holds the figures of one run of one case."""
 
     megabytes_per_second: float
-    """Of what workers wrote (10^6 bytes), from their start to the last arrival."""
+    """Rate of the workers' output (10^6 bytes), from their start to the last arrival."""
     agent_peak_mib: float
-    """The agent's largest resident set."""
+    """Largest resident set of the agent."""
     agent_seconds_per_gb: float
     """Processor time of the agent for 10^9 bytes of workers' output."""
     lost: int
-    """Lines that were written and did not arrive."""
+    """Number of lines that were written and did not arrive."""
     wrong: int
-    """Lines that arrived and were not written so, or not so often."""
+    """Number of lines that arrived and were not written, or arrived too often."""
 
 
 def cases() -> list[Case]:
-    """Ours and torchrun's of one name are compared."""
+    """Return the cases. Ours and torchrun's of one name are compared."""
     found = []
     for size, share in ((80, 1 / 4), (20, 1 / 8)):
         pipe = Case(name=f"pipe, {size} B", launcher=TORSHRUN, prefix=_OURS, line_bytes=size)
@@ -88,7 +88,7 @@ def cases() -> list[Case]:
 
 
 class Gate:
-    """Lets all workers begin, and end, at the same moment."""
+    """Lets all workers start, and end, at the same moment."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -96,7 +96,7 @@ class Gate:
         self._descriptor = -1
 
     def open(self) -> None:
-        self._descriptor = os.open(self._folder / "gate", os.O_RDWR)  # waits for nobody
+        self._descriptor = os.open(self._folder / "gate", os.O_RDWR)  # does not block
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -104,7 +104,7 @@ class Gate:
             self._descriptor = -1
 
     def wait(self, process: subprocess.Popen[str], deadline: float) -> None:
-        """Until all workers stand before it. Raises RunError if they never will."""
+        """Wait until all workers are at the gate. Raises RunError if they do not arrive."""
         wait_until(
             lambda: self.have("ready") or process.poll() is not None, deadline - time.monotonic()
         )
@@ -113,31 +113,31 @@ class Gate:
             raise RunError(f"the workers were not ready {fate}")
 
     def have(self, word: str) -> bool:
-        """Whether all workers have said this."""
+        """Return whether all workers have reported `word`."""
         return all((self._folder / f"{word}-{rank}").exists() for rank in range(WORKERS))
 
 
 class Drain:
-    """Reads what arrives, and keeps it for later: looking at it would take time from others."""
+    """Reads the output and keeps it for later, as examining it would take time."""
 
     def __init__(self, descriptor: int, room: int) -> None:
         os.set_blocking(descriptor, False)
         self._descriptor = descriptor
         self._poll = select.poll()
         self._poll.register(descriptor, select.POLLIN)
-        self._buffer = bytearray(b"\n") * room  # touched here, and not while the time is taken
+        self._buffer = bytearray(b"\n") * room  # touched here, not while time is measured
         self._view = memoryview(self._buffer)
         self._size = 0
         self.last = 0.0
-        """When the latest bytes arrived, by time.monotonic()."""
+        """Time of the latest arrival, by time.monotonic()."""
 
     @property
     def text(self) -> memoryview:
-        """What has arrived so far."""
+        """Return the output so far."""
         return self._view[: self._size]
 
     def until_quiet(self, gate: Gate, deadline: float) -> None:
-        """Read until workers have written everything and no more comes."""
+        """Read until workers have written everything and no more arrives for a while."""
         while self._read(deadline):
             if not self._poll.poll(_QUIET_MS) and gate.have("done"):
                 return
@@ -149,7 +149,7 @@ class Drain:
             self._poll.poll(_QUIET_MS)
 
     def _read(self, deadline: float) -> bool:
-        """Read what is there; False at the end. Raises RunError after the deadline."""
+        """Read what has arrived. Return False at the end; raise RunError after the deadline."""
         while time.monotonic() < deadline:
             try:
                 count = os.readv(self._descriptor, [self._view[self._size :]])
@@ -166,7 +166,10 @@ class Drain:
 
 
 def measure(case: Case, launcher: Launcher, folder: Path, amount: int, timeout: float) -> Sample:
-    """One run. Raises RunError if it fails or its log files are not what workers wrote."""
+    """Do one run.
+
+    Raises RunError if it fails or its log files differ from what workers wrote.
+    """
     deadline, blocks = time.monotonic() + timeout, case.blocks(amount)
     written = WORKERS * blocks * len(lines(0, case.line_bytes)) * case.line_bytes
     program, gate = _program(case, launcher, folder, blocks), Gate(folder)
@@ -186,7 +189,7 @@ def measure(case: Case, launcher: Launcher, folder: Path, amount: int, timeout: 
 
 
 def _carry(pid: int, gate: Gate, drain: Drain, deadline: float) -> tuple[float, float, float]:
-    """Seconds until the last arrival, the agent's processor seconds meanwhile, its peak MiB."""
+    """Return the seconds until the last arrival, and the agent's processor seconds and peak MiB."""
     begun, spent = time.monotonic(), cpu_seconds(pid)
     gate.open()
     drain.until_quiet(gate, deadline)
@@ -199,7 +202,10 @@ def _carry(pid: int, gate: Gate, drain: Drain, deadline: float) -> tuple[float, 
 def _launched(
     program: Program, terminal: bool, errors: int
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The running launcher, and where its output is read. It must end well."""
+    """Start the launcher, and yield it and the descriptor of its output.
+
+    Raises RunError if it does not end with status 0 in time.
+    """
     reader, writer = os.openpty() if terminal else os.pipe()
     with os.fdopen(reader, "rb"), contextlib.ExitStack() as stack:
         with os.fdopen(writer, "wb"):
@@ -219,19 +225,19 @@ def _program(case: Case, launcher: Launcher, folder: Path, blocks: int) -> Progr
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time of this process so far, without its children's."""
+    """Return the processor time of this process so far, without its children's."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_mib(pid: int) -> float:
-    """The largest resident set of this process so far; 0 once it has ended."""
+    """Return the largest resident set of this process so far; 0 once it has ended."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
 
 
 def expected(case: Case, blocks: int) -> Counter[bytes]:
-    """How often each line has to arrive, without its end."""
+    """Return how often each line must arrive, without its end."""
     found = Counter[bytes]()
     for rank in range(WORKERS):
         prefix = case.prefix.format(rank=rank).encode()
@@ -240,19 +246,20 @@ def expected(case: Case, blocks: int) -> Counter[bytes]:
 
 
 def compare(text: memoryview, wanted: Mapping[bytes, int]) -> tuple[int, int]:
-    """How many lines are missing, and how many are there that should not be. Times before lines
-    and what a terminal would not show are passed over.
+    """Return how many lines are missing, and how many are there that should not be.
+
+    Times before lines and sequences that a terminal would not show are ignored.
     """
     found = Counter[bytes]()
     for piece in _pieces(text):
         found.update(_plain(piece).splitlines())
-    found[b""] = 0  # a terminal's empty rows
+    found[b""] = 0  # empty rows of a terminal
     wanted = Counter(wanted)
     return (wanted - found).total(), (found - wanted).total()
 
 
 def _pieces(text: memoryview) -> Iterator[bytes]:
-    """Whole lines, some MiB at once."""
+    """Yield whole lines, some MiB at a time."""
     rest = b""
     for start in range(0, len(text), _PIECE):
         piece = rest + text[start : start + _PIECE]
@@ -269,7 +276,7 @@ def _plain(text: bytes) -> bytes:
 
 
 def check_files(folder: Path, line_bytes: int, blocks: int) -> None:
-    """Raises RunError unless each worker has a file with exactly what it wrote."""
+    """Raise RunError unless each worker has a file with exactly what it wrote."""
     files = {int(path.parent.name): path for path in folder.rglob("stdout.log")}
     for rank in range(WORKERS):
         whole = b"".join(lines(rank, line_bytes)) * blocks
@@ -285,10 +292,10 @@ class OutputBenchmark:
         self._cases = [case for case in cases() if case.launcher in self._launchers]
         self._amount, self._timeout = amount, timeout
         self.samples: dict[tuple[str, str], list[Sample]] = {}
-        """By the case's name and the launcher's."""
+        """Samples by the names of case and launcher."""
 
     def round(self, attempts: Attempts) -> None:
-        """Each case once."""
+        """Run each case once."""
         for case in self._cases:
             sample = attempts.take(f"{case.launcher}, {case.name}", partial(self._measure, case))
             if sample is not None:
@@ -303,8 +310,9 @@ Samples = Mapping[tuple[str, str], Sequence[Sample]]
 
 
 def report(samples: Samples) -> str:
-    """A line per case and launcher: medians, the ratio to torchrun, the most of peaks and the
-    sums of lines.
+    """Return a table with a line per case and launcher.
+
+    It has medians, the ratio to torchrun, the largest peak and the sums of lines.
     """
     header = ["output", "launcher", "MB/s", "/torchrun", "agent peak MiB", "agent CPU s/GB"]
     return render([*header, "lost lines", "wrong lines"], [_line(samples, *key) for key in samples])
@@ -326,6 +334,6 @@ def _line(samples: Samples, name: str, launcher: str) -> list[str]:
 
 
 def rate_of(samples: Samples, name: str, launcher: str) -> float | None:
-    """The median rate of one case; None where it was not measured."""
+    """Return the median rate of one case; None if it was not measured."""
     rates = [sample.megabytes_per_second for sample in samples.get((name, launcher), ())]
     return statistics.median(rates) if rates else None

@@ -1,7 +1,7 @@
-"""A worker that only writes lines: `output_worker.py FOLDER BYTES BLOCKS`, run by output.py.
+"""Only writes lines, as a worker: `output_worker.py FOLDER BYTES BLOCKS`, run by output.py.
 
-It says in FOLDER when it is ready and when it has written everything, and begins and ends with the
-gate there: opened, closed.
+It reports in FOLDER when it is ready and when it has written everything. It starts when the gate
+there is opened, and ends when it is closed.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import sys
 from pathlib import Path
 
 BLOCK_BYTES = 40_000
-"""Written at once: much, so that workers cost little, and no divisor of what a pipe holds, so that
-workers who share one do meet in it."""
+"""Bytes written at once: many, so that workers cost little, but no divisor of a pipe's size, so
+that the output of workers that share a pipe does interleave."""
 
 
 def lines(rank: int, line_bytes: int) -> list[bytes]:
-    """A block's lines, each of `line_bytes` bytes and unlike all others of all ranks."""
+    """Return a block's lines, each of `line_bytes` bytes and unique among all ranks."""
     fill = bytes([ord("a") + rank % 26]) * (line_bytes - 11)
     count = BLOCK_BYTES // line_bytes
     return [b"%d %07d %b\n" % (rank % 10, number, fill) for number in range(count)]
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Write all of it."""
+    """Write all of the data."""
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]

@@ -1,8 +1,10 @@
-"""Whether hidden communication is told from exposed: `python benchmarks/overlap.py --bars`.
+"""Checks that the analysis distinguishes hidden from exposed communication.
 
-Two nodes, with a cable that `tc tbf` makes slow, begin an all_reduce, compute for a known part of
-the time that it takes alone, and wait for it. What the analysis of their records says is compared
-with that. It takes root.
+    python benchmarks/overlap.py --bars
+
+Two nodes, with a cable that `tc tbf` slows down, start an all_reduce, compute for a known share of
+the time that it takes alone, and wait for it. The analysis of their records is compared with that.
+It needs root.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ from benchmarks.processes import interrupt_on_term
 from benchmarks.table import render
 
 PARTS = (0.0, 0.25, 0.5, 0.75, 1.5)
-"""Of the time that the operation takes alone, in which is computed meanwhile."""
+"""Time of computing during the operation, as a share of the time that it takes alone."""
 _POINTS = 0.03
 _BITS, _ELEMENTS = 100e6, 1 << 18
 _STEPS, _ALONE = 8, 5
 
 
 def slow_down() -> None:
-    """Let the cable carry _BITS a second from here."""
+    """Limit what this end of the cable sends to _BITS bits per second."""
     words = f"qdisc replace dev {INTERFACE} root tbf rate {_BITS:.0f}bit burst 128kb latency 50ms"
     subprocess.run(["tc", *words.split()], check=True, timeout=10)
 
@@ -50,7 +52,7 @@ def compute(seconds: float) -> None:
 
 
 def step(number: int, array: np.ndarray[Any, Any], seconds: float) -> float:
-    """One step; how long it took."""
+    """Do one step, and return its seconds."""
     tr.barrier()
     began = time.monotonic()
     tr.monitoring.step(number)
@@ -84,7 +86,7 @@ def be_rank(rounds: int) -> None:
 
 
 def _hidden(found: tr.monitoring.Analysis, steps: range) -> float:
-    """The part of the communication of these steps that was hidden."""
+    """Return the share of these steps' communication that was hidden."""
     those = [each for each in found.steps if each.step in steps]
     return median(each.hidden / (each.hidden + each.exposed) for each in those)
 

@@ -1,4 +1,4 @@
-"""Known contents by which results are checked: whole numbers small enough to be exact when summed.
+"""Provides known contents to check results: whole numbers whose sums are exact.
 
 Arrays are in the dtype's storage: numpy's own, and for bfloat16, which numpy lacks, its bits.
 """
@@ -17,16 +17,16 @@ STORAGE: dict[str, type[np.generic]] = {
     "bfloat16": np.uint16,
 }
 _EXACT = {"float32": 1 << 24, "float16": 1 << 11, "bfloat16": 1 << 8}
-"""Every whole number up to here has a value of its own."""
+"""Largest number up to which every whole number is exact, by dtype."""
 _PERIODS = (251, 127, 53, 23, 7, 5, 3, 2)
-"""Primes, so that a piece put in the wrong place does not look right."""
+"""Primes, so that a misplaced piece does not look right."""
 _BLOCK = 1 << 20
 MOST_RANKS = {"float32": 64, "float16": 16, "bfloat16": 16}
-"""Whose sums of scaled patterns are exact."""
+"""Largest number of ranks for which sums of scaled patterns are exact, by dtype."""
 
 
 class Pattern:
-    """Element i is i modulo a prime, times a scale of at most `largest_scale`."""
+    """Sets element i to i modulo a prime, times a scale of at most `largest_scale`."""
 
     def __init__(self, dtype: str, largest_scale: int) -> None:
         self._dtype = dtype
@@ -34,13 +34,13 @@ class Pattern:
         self._period = next(period for period in _PERIODS if period <= bound)
 
     def fill(self, array: Array, start: int, scale: int) -> None:
-        """Write the pattern as it is from element `start` on."""
+        """Write the pattern, starting at its element `start`."""
         for first in range(0, array.size, _BLOCK):
             piece = array[first : first + _BLOCK]
             piece[:] = self._values(start + first, piece.size, scale)
 
     def verify(self, array: Array, start: int, scale: int, where: str) -> None:
-        """End this rank loudly unless the array holds what fill would write."""
+        """End this rank with an error unless the array holds what fill() would write."""
         for first in range(0, array.size, _BLOCK):
             piece = array[first : first + _BLOCK]
             wrong = np.flatnonzero(piece != self._values(start + first, piece.size, scale))

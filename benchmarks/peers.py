@@ -1,4 +1,4 @@
-"""The libraries side by side: their pinned environments and how each starts its ranks."""
+"""Defines the compared libraries: their pinned environments and how each starts its ranks."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ _INSTALL_TIMEOUT = 900.0
 
 
 class UnavailableError(Exception):
-    """A library cannot be measured here; the message says why."""
+    """Says why a library cannot be measured here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A library in an environment of its own."""
+    """Describes a library in its own environment."""
 
     name: str
     requirements: tuple[str, ...]
-    """Pinned; empty for the environment that runs the benchmark."""
+    """Pinned requirements; empty for the environment that runs the benchmark."""
     launcher: tuple[str, ...]
     """The launcher's words before the program; {bin} is the environment's, {ranks} the number."""
     program: tuple[str, ...] = ()
-    """The words before the worker's script, where the launcher needs its interpreter named."""
+    """Words before the worker's script, if the launcher needs its interpreter named."""
     oversubscribed: tuple[str, ...] = ()
-    """Further launcher words when there are more ranks than CPUs, as its manual asks for."""
+    """Additional launcher words when there are more ranks than CPUs, as its manual requires."""
     env: Mapping[str, str] = field(default_factory=dict)
     segments: str = ""
-    """What its shared memory files are called; it leaves them behind when it is killed."""
+    """Pattern of its shared memory files, which remain when it is killed."""
     dtypes: tuple[str, ...] = ("float32", "float16", "bfloat16")
-    """Those that it can reduce."""
+    """The dtypes that it can reduce."""
     environment: str = ""
-    """The peer whose environment it uses; "" is its own."""
+    """The peer whose environment it uses; "" for its own."""
     probe: str = ""
     """Python that prints the version and fails where the library is unusable."""
 
@@ -65,11 +65,11 @@ class Peer:
         return str(self.bin / "python") if self.requirements else sys.executable
 
     def can(self, dtype: str) -> bool:
-        """Whether it knows this dtype."""
+        """Return whether it supports this dtype."""
         return dtype in self.dtypes
 
     def command(self, ranks: int, cpus: int, arguments: Sequence[str]) -> list[str]:
-        """What starts so many ranks of a Python script with its arguments."""
+        """Return the command that starts `ranks` ranks of a Python script with its arguments."""
         extra = self.oversubscribed if ranks > cpus else ()
         words = (*self.launcher, *extra, *self.program)
         facts = {"bin": str(self.bin), "ranks": str(ranks), "python": self.python}
@@ -129,7 +129,7 @@ ALL = {peer.name: peer for peer in (OURS, REGISTERED, GLOO, MPICH, OPENMPI, MEMC
 
 
 def with_bfloat16(peer: Peer) -> Peer:
-    """Of ours, the same with a bfloat16 for numpy in reach; any other as it is."""
+    """Return the peer; if it is ours, with a bfloat16 for numpy on its path."""
     if peer not in (OURS, REGISTERED) or importlib.util.find_spec("ml_dtypes") is not None:
         return peer
     path = [str(_ml_dtypes()), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -137,7 +137,7 @@ def with_bfloat16(peer: Peer) -> Peer:
 
 
 def _ml_dtypes() -> Path:
-    """A folder with ml_dtypes alone, installed on first use; empty where it cannot be had."""
+    """Return a folder with only ml_dtypes, installed on first use; empty if that fails."""
     folder = CACHE / f"{_ML_DTYPES}-{sys.version_info.major}.{sys.version_info.minor}"
     if not folder.exists():
         print(f"ours: installing {_ML_DTYPES}", flush=True)
@@ -150,7 +150,7 @@ def _ml_dtypes() -> Path:
 
 
 def prepare(peer: Peer) -> str:
-    """Make the peer's environment unless it stands already; its version, asked from itself.
+    """Create the peer's environment unless it exists, and return the version that it reports.
 
     Raises UnavailableError if it cannot be made or used here.
     """
@@ -165,7 +165,7 @@ def prepare(peer: Peer) -> str:
 
 @cache
 def _probed(python: str, probe: str, environ: tuple[tuple[str, str], ...]) -> str:
-    """What the probe prints. Peers that differ in name alone share it: it may load torch."""
+    """Return the probe's output. Peers that differ only in name share it, as it may load torch."""
     return run(Program([python, "-c", probe], Path("/"), dict(environ)), timeout=120)
 
 
@@ -189,6 +189,6 @@ def _install(peer: Peer) -> None:
 
 
 def _pip(python: str, *arguments: str) -> None:
-    """Install by this interpreter's pip."""
+    """Install with this interpreter's pip."""
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     run(Program([*pip, *arguments], CACHE), _INSTALL_TIMEOUT)

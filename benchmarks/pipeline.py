@@ -1,9 +1,12 @@
-"""Our pipeline parallelism on two ranks: `python benchmarks/pipeline.py --help`.
+"""Measures torsh's pipeline parallelism on two ranks.
 
-A step of two stages beside the same passes without anything to wait for, and torch's pipelining
-over Gloo in the same processes, in turns; a backward pass in two parts beside a whole one; what is
-simulated beside what is measured. Then two network namespaces with a cable, which `tc tbf` makes so
-slow that activations take as long as a forward pass, beside the same cable as it is; it takes root.
+    python benchmarks/pipeline.py --help
+
+Compares a step of two stages with the same passes without waiting, and with torch's pipelining over
+Gloo in the same processes, in turns; a backward pass in two parts with a whole one; and the
+simulation with the measurement. Then two network namespaces have a cable, which `tc tbf` slows down
+until activations take as long as a forward pass, and steps are compared with those over the full
+cable; this needs root.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from benchmarks.session import positive
 
 _WORKER = HERE / "pipeline_worker.py"
 _STEPS = {"1f1b": 1.16, "zb-h1": 1.09}
-"""Of the time of the same passes without waiting; 8 microbatches leave 1.125 and 1.042."""
+"""Largest times as multiples of the same passes without waiting; 8 microbatches allow 1.125 and
+1.042.
+"""
 _SPLIT, _SLOW, _NEAR = 1.02, 1.1, 0.1
 
 
@@ -53,7 +58,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, what: str, laid: Cable | None = None) -> list[Any]:
-    """What the ranks of one run found. RunError if it fails."""
+    """Return the results of the ranks of one run. Raises RunError if it fails."""
     with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:
         found = Path(name) / "found.json"
         fields = ("turns", "width", "depth", "rows", "microbatches")
@@ -70,12 +75,12 @@ def measure(options: argparse.Namespace, what: str, laid: Cable | None = None) -
 
 
 def ratio(times: dict[str, list[float]], name: str, base: str) -> float:
-    """The median of what turns find."""
+    """Return the median of the ratios of all turns."""
     return median(a / b for a, b in zip(times[name], times[base], strict=True))
 
 
 def steps(options: argparse.Namespace) -> list[Check]:
-    """Print steps beside work alone, and what the simulation says of them."""
+    """Print steps compared with work alone and with their simulation."""
     found = measure(options, "steps")
     times, checks, rows = found[0]["times"], [], []
     for name in times:
@@ -97,7 +102,7 @@ def steps(options: argparse.Namespace) -> list[Check]:
 
 
 def split(options: argparse.Namespace) -> list[Check]:
-    """Print forward and backward passes whose backward pass is in two parts."""
+    """Print forward and backward passes with the backward pass in two parts."""
     found = [ratio(each["times"], "parts", "whole") for each in measure(options, "split")]
     print(f"\nforward and backward in two parts / whole: {found[0]:.3f}")
     return [Check("two parts / whole", found[0], _SPLIT, True, "split")]

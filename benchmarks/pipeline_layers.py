@@ -1,15 +1,17 @@
-"""Pipelines of Llama's MLPs beside torch's: `python benchmarks/pipeline_layers.py --help`.
+"""Compares pipelines of Llama's MLPs with torch's.
 
-Four SwiGLU layers (RMSNorm, gate, up and down, residual) of width 384 on two ranks with one thread
-each; a batch is 8 sequences of 256 tokens, of which each is a microbatch. Ours and
+    python benchmarks/pipeline_layers.py --help
+
+The model has four SwiGLU layers (RMSNorm, gate, up and down, residual) of width 384 on two ranks
+with one thread each. A batch has 8 sequences of 256 tokens, each of which is a microbatch. Ours and
 torch.distributed.pipelining's over Gloo have the same stages, microbatches and weights, and their
-gradients are compared. Each round starts each of them in processes of its own, as users find it,
-and torch's once more with the allocator tuned as ours tunes it ("tuned"). Of ratios within
-rounds the median counts.
+gradients are compared. Each round starts each of them in its own processes, as users run it, and
+torch's once more with the allocator tuned as torsh tunes it ("tuned"). The median of ratios within
+rounds counts.
 
-Memory is that of a rank of 1F1B, above what its process had with model and batch, at most:
-"tensors", as torch's allocator gave them; and "resident", with what libraries hold, of both ranks
-together. What the kernel holds in sockets, Gloo's messages, is not counted.
+Memory is a rank's peak in 1F1B, above that of its process with model and batch: "tensors", as
+counted by torch's allocator; and "resident", which includes libraries, of both ranks together.
+Memory of the kernel's sockets, which hold Gloo's messages, is not counted.
 """
 
 from __future__ import annotations
@@ -41,18 +43,18 @@ _CONTENDERS: dict[str, tuple[str, dict[str, str]]] = {
     "torch": ("torch", {}),
     "torch tuned": ("torch", TUNED),
 }
-"""The library, and how its processes are set up besides."""
+"""The library and additional variables of its processes, by name."""
 _LIMITS = {"1f1b": 0.95, "zb": 0.9, "zbv": 0.9}
-"""Of ours / torch's."""
+"""Largest ratio of ours to torch's."""
 _MICROBATCHES = (4, 8)
-"""Where memory is measured."""
+"""Numbers of microbatches with which memory is measured."""
 _MEMORY = (("tensors", (0,)), ("tensors", (1,)), ("resident", (0, 1)))
-"""Of which ranks together. One of them has buffers in which the other one's messages lie."""
+"""Kinds of memory, and the ranks to add up. One rank's buffers hold the other one's messages."""
 _AS_MUCH = 1.005
 _NEAR = 1e-4
 _MIB = 1 << 20
 Found = dict[str, list[list[dict[str, Any]]]]
-"""Of each contender, of each round, of each rank."""
+"""Results of each contender, by round and rank."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -76,7 +78,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def measure(options: argparse.Namespace, name: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the ranks of one contender found. RunError if it fails."""
+    """Return the results of one contender's ranks. Raises RunError if it fails."""
     library, env = _CONTENDERS[name]
     with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as folder:
         to = Path(folder) / "found.json"
@@ -90,7 +92,7 @@ def measure(options: argparse.Namespace, name: str, plan: dict[str, Any]) -> lis
 
 
 def rounds(options: argparse.Namespace, plan: dict[str, Any]) -> Found:
-    """All contenders in each round."""
+    """Run all contenders in each round."""
     found: Found = {name: [] for name in _CONTENDERS}
     for number in range(options.rounds):
         say(f"{plan['what']}, round {number + 1} of {options.rounds}")
@@ -100,7 +102,7 @@ def rounds(options: argparse.Namespace, plan: dict[str, Any]) -> Found:
 
 
 def times(options: argparse.Namespace) -> list[Check]:
-    """Print how long steps take."""
+    """Print the times of steps, and return the checks."""
     found = rounds(options, {"what": "times", "schedules": [*_LIMITS]})
     _compare_gradients(found)
     rows, checks = [], []
@@ -117,7 +119,7 @@ def times(options: argparse.Namespace) -> list[Check]:
 
 
 def _took(ranks: list[dict[str, Any]], schedule: str) -> float:
-    """Seconds of a step, until the slower rank has ended; the median of turns."""
+    """Return the seconds until the slower rank has ended a step; the median of turns."""
     return median(map(max, *(each["times"][schedule] for each in ranks)))
 
 
@@ -142,7 +144,7 @@ def _compare(where: str, wanted: dict[str, list[float]], grads: dict[str, list[f
 
 
 def memory(options: argparse.Namespace) -> list[Check]:
-    """Print what steps hold."""
+    """Print the memory of steps, and return the checks."""
     rows, checks = [], []
     for count in _MICROBATCHES:
         plan = {"what": "memory", "schedules": ["1f1b"], "microbatches": count}

@@ -1,7 +1,7 @@
-"""One rank of a run of pipeline_layers.py: `pipeline_layers_worker.py PLAN`, started by spawn.py.
+"""Runs one rank of pipeline_layers.py: `pipeline_layers_worker.py PLAN`, started by spawn.py.
 
 The plan names the library, "ours" or "torch" over Gloo, which has these processes for itself, and
-what is measured: "times" of steps of all schedules in turns, or the "memory" of one schedule.
+the measurement: "times" of steps of all schedules in turns, or the "memory" of one schedule.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Step = Callable[[], object]
 
 
 class SwiGlu(nn.Module):
-    """The MLP of a Llama's layer, with its norm and the residual."""
+    """Implements the MLP of a Llama layer, with its norm and the residual."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class SwiGlu(nn.Module):
 
 
 class Model:
-    """The same layers on all ranks, in stages of which ranks take theirs."""
+    """Holds the same layers on all ranks, in stages that are assigned to ranks."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         torch.manual_seed(0)
@@ -54,7 +54,7 @@ class Model:
         return [nn.Sequential(*self.layers[n * each : (n + 1) * each]) for n in range(count)]
 
     def grads(self) -> dict[str, list[float]]:
-        """Of each parameter that has one: its sum and its norm."""
+        """Return the sum and the norm of each parameter's gradient, if it has one."""
         return {
             f"{number}.{name}": [float(p.grad.double().sum()), float(p.grad.double().norm())]
             for number, layer in enumerate(self.layers)
@@ -96,7 +96,7 @@ def torchs(model: Model, schedule: str) -> Step:
 
 
 def times(plan: dict[str, Any], make: Callable[[Model, str], Step], meet: Step) -> dict[str, Any]:
-    """Seconds of each step, and what gradients it makes."""
+    """Return the seconds of each step, and its gradients."""
     model = Model(plan)
     steps = {name: make(model, name) for name in plan["schedules"]}
     grads = {}
@@ -116,12 +116,14 @@ def times(plan: dict[str, Any], make: Callable[[Model, str], Step], meet: Step) 
 
 
 def memory(plan: dict[str, Any], make: Callable[[Model, str], Step], meet: Step) -> dict[str, Any]:
-    """Bytes above what the process had when libraries, model and batch were there: of its resident
-    memory at most, of which it shares messages with the other rank, and of tensors at most, as
-    torch's profiler hears of them."""
+    """Return peaks of memory in bytes, above the process's use with libraries, model and batch.
+
+    These are that of resident memory, in which messages are shared with the other rank, and that of
+    tensors as reported by torch's profiler.
+    """
     (schedule,) = plan["schedules"]
     small = make(Model({**plan, **_SMALL}), schedule)
-    for _ in range(2):  # torch and its pipelining load much when they are used
+    for _ in range(2):  # torch and its pipelining load much at their first use
         small()
     del small
     model = Model(plan)
@@ -147,7 +149,7 @@ def _kib(field: str) -> int:
 
 
 def _tensor_bytes(step: Step) -> int:
-    """The most that torch's allocator had given in a step."""
+    """Return the peak of torch's allocator in a step, in bytes."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         step()

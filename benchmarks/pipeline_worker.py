@@ -1,4 +1,4 @@
-"""One rank of a run of pipeline.py: `pipeline_worker.py PLAN`, started by spawn.py."""
+"""Runs one rank of pipeline.py: `pipeline_worker.py PLAN`, started by spawn.py."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TORCH = {
 
 
 def half(width: int, depth: int, seed: int) -> nn.Sequential:
-    """A stage: Linear layers with GELU between them."""
+    """Return a stage: Linear layers with GELU between them."""
     torch.manual_seed(seed)
     layers = [nn.Linear(width, width) for _ in range(depth)]
     return nn.Sequential(*(module for layer in layers for module in (layer, nn.GELU())))
 
 
 class Measuring:
-    """One rank's part."""
+    """Runs one rank's part of a measurement."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan, self.rank = plan, tr.get_rank()
@@ -43,12 +43,12 @@ class Measuring:
         self.stage = half(width, plan["depth"], self.rank)
 
     def pipeline(self, schedule: str) -> Any:
-        """Ours."""
+        """Return torsh's pipeline."""
         stages = [half(self.plan["width"], self.plan["depth"], seed) for seed in range(2)]
         return tr.PipelineParallel(stages, self.count, schedule=schedule, loss_fn=_MSE)
 
     def torchs(self, kind: type[Any]) -> Callable[[], object]:
-        """A step of torch's pipelining, over gloo."""
+        """Return a step of torch's pipelining over Gloo."""
         stage = PipelineStage(
             half(self.plan["width"], self.plan["depth"], self.rank),
             self.rank,
@@ -62,7 +62,7 @@ class Measuring:
         return lambda: schedule.step(target=self.data)
 
     def work(self) -> None:
-        """This rank's passes, one after the other, as if all that they need had always come."""
+        """Do this rank's passes one after the other, as if their inputs were always available."""
         for part in self.data.split(self.rows):
             x = part.detach().requires_grad_(self.rank > 0)
             y = self.stage(x)
@@ -72,7 +72,7 @@ class Measuring:
                 y.backward(part)
 
     def steps(self) -> dict[str, Any]:
-        """Seconds of steps, in turns, since machines change their pace."""
+        """Return the seconds of steps, in turns, since the speed of machines changes."""
         place = f"file://{self.plan['to']}.meeting"
         distributed.init_process_group("gloo", init_method=place, rank=self.rank, world_size=2)
         ours = {name: self.pipeline(name) for name in ("1f1b", "zb-h1")}
@@ -99,7 +99,7 @@ class Measuring:
         return found
 
     def split(self) -> dict[str, Any]:
-        """A backward pass in two parts beside a whole one, without communication."""
+        """Compare a backward pass in two parts with a whole one, without communication."""
         autograd = autograd_of(self.stage)
         part = self.data[: self.rows]
 
@@ -120,7 +120,7 @@ class Measuring:
         return {"times": times}
 
     def link(self) -> dict[str, Any]:
-        """Steps over the cable as it is, and where a transfer takes as long as a forward pass."""
+        """Measure steps over the full cable, and with transfers as long as a forward pass."""
         free = self._chosen()
         forward = max(free["forward"])
         nbytes = 4 * self.rows * self.plan["width"]
@@ -148,7 +148,10 @@ class Measuring:
     def _in_turns(
         self, calls: dict[str, Callable[[], object]], after: Callable[[], None] | None = None
     ) -> dict[str, list[float]]:
-        """Seconds of each turn, until the slower rank has ended. after: called after each turn."""
+        """Return the seconds of each turn, until the slower rank has ended.
+
+        after: called after each turn.
+        """
         rows = []
         for _ in range(_WARM_UP + self.plan["turns"]):
             row = []

@@ -1,8 +1,8 @@
-"""Start a program so that it always ends: a timeout, its process group, and a mark on the rest.
+"""Starts programs so that they always end: with a timeout, a process group, and a mark.
 
-A launcher's workers may live in process groups of their own. Every program is therefore started
-with a variable of its own in the environment, which its descendants inherit; what still carries
-it afterwards is killed.
+A launcher's workers may be in their own process groups. Every program is therefore started with a
+variable of its own in the environment, which its descendants inherit; processes that still have it
+afterwards are killed.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from types import FrameType
 
 MARK = "TORSH_BENCHMARK_RUN"
 INTERRUPTED = 130
-"""Exit status after Ctrl-C or SIGTERM, as a shell gives it."""
+"""Exit status after Ctrl-C or SIGTERM, as shells report it."""
 _GRACE = 2.0
 
 
 class RunError(Exception):
-    """A program failed or ran past its timeout; the message ends with what it wrote last."""
+    """Says that a program failed or exceeded its timeout. The message ends with its last output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command with everything that it needs; nothing is inherited but the environment."""
+    """Describes a command with everything that it needs; only the environment is inherited."""
 
     command: Sequence[str]
     cwd: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables on top of this process's own."""
+    """Variables to add to this process's own."""
 
 
 def interrupt_on_term() -> None:
-    """Let SIGTERM take the same clean way out as Ctrl-C."""
+    """Make SIGTERM end the program as cleanly as Ctrl-C."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -51,7 +51,7 @@ def interrupt_on_term() -> None:
 def started(
     program: Program, *, stdout: int | None = None, stderr: int | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """The running program; it and all of its descendants are gone when the block ends."""
+    """Start the program, and end it and all of its descendants when the block ends."""
     mark = uuid.uuid4().hex
     process = subprocess.Popen(
         program.command,
@@ -70,7 +70,7 @@ def started(
 
 
 def run(program: Program, timeout: float) -> str:
-    """What the program printed. Raises RunError if it fails or takes more than timeout seconds."""
+    """Return the program's output. Raises RunError if it fails or takes over `timeout` seconds."""
     with started(program, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
             output, _ = process.communicate(timeout=timeout)
@@ -83,7 +83,7 @@ def run(program: Program, timeout: float) -> str:
 
 @contextlib.contextmanager
 def segments_removed(pattern: str) -> Iterator[None]:
-    """Remove the files in /dev/shm of this pattern that appear meanwhile and that nobody maps."""
+    """Remove files of this pattern in /dev/shm that appear meanwhile and that nobody maps."""
     before = _segments(pattern)
     try:
         yield
@@ -106,7 +106,7 @@ def _mapped(path: Path) -> bool:
 
 
 def _end(process: subprocess.Popen[str], mark: str) -> None:
-    """TERM, a short grace in which a launcher can clean up, then KILL for all that is left."""
+    """Send TERM, wait a short grace in which a launcher can clean up, then KILL the rest."""
     if process.poll() is None:
         _signal_group(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -127,7 +127,7 @@ def _signal_group(group: int, number: int) -> None:
 
 
 def marked(mark: str) -> list[int]:
-    """Processes whose environment carries this mark."""
+    """Return the processes whose environment has this mark."""
     needle = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -139,7 +139,7 @@ def marked(mark: str) -> list[int]:
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, interval: float = 0.002) -> bool:
-    """Poll a callable until it is true; False once timeout seconds have passed."""
+    """Poll a callable until it is true. Return False once `timeout` seconds have passed."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

@@ -1,10 +1,9 @@
-"""Ranks on Ray and on Dask: a training of which a worker is killed, and collectives of actors.
+"""Measures ranks on Ray and on Dask: trainings with a killed worker, and collectives of actors.
 
-`python -m benchmarks.ray_dask --what ray,collectives,dask --bars`. Ray: digits
-by 4 workers on 2 nodes of one machine, undisturbed and with a worker killed; both have to end with
-the same accuracy. Collectives: all_reduce of 1 MiB between actors, by ours and by
-ray.util.collective (gloo). Dask: digits by 2 workers of which one is killed, and then 4; each row
-has to be taken once in each epoch.
+`python -m benchmarks.ray_dask --what ray,collectives,dask --bars`. Ray: digits by 4 workers on 2
+nodes of one machine, undisturbed and with a worker killed; both must end with the same accuracy.
+Collectives: all_reduce of 1 MiB between actors, by ours and by ray.util.collective (gloo). Dask:
+digits by 2 workers, one of which is killed, and then 4; each row must be taken once in each epoch.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def main() -> int:
 
 @contextmanager
 def ray_cluster() -> Iterator[None]:
-    """Two nodes of two processors each, as Ray takes it, on this machine."""
+    """Start two nodes of two processors each, in Ray's sense, on this machine."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -69,7 +68,7 @@ def ray_cluster() -> Iterator[None]:
 
 
 def ray_training() -> list[Check]:
-    """With and without a worker killed."""
+    """Train with and without a killed worker."""
     from torsh_runtime.integrations.ray import RayConfig, RayIntegration
 
     results = []
@@ -93,7 +92,7 @@ def ray_training() -> list[Check]:
 
 
 def dask_training() -> list[Check]:
-    """By two workers, of which one is killed, and then by four."""
+    """Train with two workers, one of which is killed, and then with four."""
     from torsh_runtime.integrations.dask import DaskConfig, DaskIntegration
 
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +118,7 @@ def dask_training() -> list[Check]:
 
 
 def _grow(dask: Any, holding: Path) -> None:
-    """Have four workers once the training waits for them."""
+    """Scale to four workers once the training waits for them."""
     end = time.monotonic() + _PATIENCE
     while not holding.exists() and time.monotonic() < end:
         time.sleep(0.1)
@@ -134,7 +133,7 @@ def _each_row_once(metrics: dict[str, float], bar: str) -> list[Check]:
 
 
 def collectives(rounds: int) -> list[Check]:
-    """An all_reduce of 1 MiB by as many actors."""
+    """Measure an all_reduce of 1 MiB by as many actors."""
     import ray
 
     found = []
@@ -156,7 +155,7 @@ def collectives(rounds: int) -> list[Check]:
 
 
 class Reducing:
-    """An actor."""
+    """Runs all_reduces in an actor."""
 
     def __init__(self, module: str) -> None:
         import importlib
@@ -165,14 +164,14 @@ class Reducing:
         self._values = np.zeros(2**18, np.float32)
 
     def meet(self, world_size: int, rank: int) -> None:
-        """Become a rank."""
+        """Become a rank of the group."""
         self._collective.init_collective_group(world_size, rank, "gloo", "default")
         ones = np.full(4, rank + 1.0, np.float32)
         self._collective.allreduce(ones)
         assert ones[0] == world_size * (world_size + 1) / 2, ones
 
     def time(self, rounds: int) -> float:
-        """Median of one all_reduce in microseconds, as it is called without a pause."""
+        """Return the median of back-to-back all_reduces in microseconds."""
         taken = []
         for _ in range(rounds):
             start = time.perf_counter()

@@ -1,5 +1,7 @@
-"""Digits, trained by ranks that Ray or Dask has placed. Each step is of one global batch, so what
-comes of it does not depend on how many ranks there are, and each row is counted when it is taken.
+"""Trains digits with ranks that Ray or Dask has placed.
+
+Each step is of one global batch, so the result does not depend on the number of ranks, and each row
+is counted when it is taken.
 """
 
 from __future__ import annotations
@@ -21,24 +23,24 @@ from torsh_runtime import nn, optim
 from torsh_runtime.nn import functional as F  # noqa: N812
 
 BATCH, EPOCHS, KEEP_EVERY = 60, 5, 12
-"""Rows of a batch of all ranks; epochs; a checkpoint is kept after so many steps."""
+"""Rows of a batch of all ranks; number of epochs; steps between two checkpoints."""
 _HOLD_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What happens in a training."""
+    """Describes the disturbances of a training."""
 
     folder: str
-    """Where is noted what has happened."""
+    """Folder for notes of what has happened."""
     kill_at: int | None = None
-    """The step in which the last rank kills itself, once."""
+    """Step in which the last rank kills itself, once."""
     hold_at: int | None = None
-    """The step that waits for hold_for ranks."""
+    """Step that waits for hold_for ranks."""
     hold_for: int = 0
 
     def strike(self, step: int) -> None:
-        """Do what is due."""
+        """Carry out the disturbances of this step."""
         killed = Path(self.folder, "killed")
         is_last = tr.get_rank() == tr.get_world_size() - 1
         if step == self.kill_at and is_last and not killed.exists():
@@ -53,29 +55,29 @@ class Disturbance:
             tr.barrier()
 
     def note_start(self, step: int) -> None:
-        """Ranks begin at this step."""
+        """Record that ranks start at this step."""
         if tr.get_rank() == 0:
             with Path(self.folder, "starts").open("a") as file:
                 file.write(f"{tr.get_world_size()} {step}\n")
 
     def starts(self) -> list[tuple[int, int]]:
-        """How many ranks have begun, and at which step, in order."""
+        """Return the number of ranks and the first step of each start, in order."""
         lines = Path(self.folder, "starts").read_text().splitlines()
         return [(int(ranks), int(step)) for ranks, step in (line.split() for line in lines)]
 
 
 class Keeper(Protocol):
-    """Where a training's state is kept."""
+    """Describes a storage of a training's state."""
 
     def load(self) -> dict[str, Any] | None:
-        """What was kept last."""
+        """Return the latest state, or None."""
 
     def keep(self, state: dict[str, Any], metrics: dict[str, float]) -> None:
-        """Keep it; all ranks call this."""
+        """Store the state. All ranks call this."""
 
 
 class RayReports:
-    """Checkpoints by ray.train.report()."""
+    """Keeps checkpoints by ray.train.report()."""
 
     def load(self) -> dict[str, Any] | None:
         import ray.train
@@ -99,7 +101,7 @@ class RayReports:
 
 
 class Checkpoints:
-    """Our own, in a folder that all ranks see."""
+    """Keeps torsh's checkpoints, in a folder that all ranks can access."""
 
     def __init__(self, folder: str) -> None:
         self._checkpointer = tr.checkpoint.Checkpointer(folder)
@@ -116,17 +118,17 @@ class Checkpoints:
 
 
 def by_ray(config: dict[str, Disturbance]) -> None:
-    """What Ray's workers call."""
+    """Train in one of Ray's workers."""
     train(RayReports(), config["disturbance"])
 
 
 def by_dask(folder: str, disturbance: Disturbance) -> dict[str, float]:
-    """What Dask's workers call."""
+    """Train in one of Dask's workers."""
     return train(Checkpoints(folder), disturbance)
 
 
 def train(keeper: Keeper, disturbance: Disturbance) -> dict[str, float]:
-    """Train from what was kept to the end; what came of it."""
+    """Train from the stored state to the end, and return the results."""
     inputs, targets = _digits()
     rows, held_out = inputs[:-360], slice(-360, None)
     nn.manual_seed(0)
@@ -166,12 +168,12 @@ def _step(model: Any, optimizer: Any, batch: tuple[np.ndarray, np.ndarray], size
     scores = model(nn.from_numpy(batch[0]))
     loss = F.cross_entropy(scores, nn.from_numpy(batch[1]), reduction="sum")
     optimizer.zero_grad()
-    (loss * (tr.get_world_size() / size)).backward()  # gradients are divided by the ranks
+    (loss * (tr.get_world_size() / size)).backward()  # gradients are averaged over the ranks
     optimizer.step()
 
 
 def _of_all(indices: list[int], length: int) -> np.ndarray:
-    """How often all ranks have taken each row in this step."""
+    """Return how often all ranks have taken each row in this step."""
     taken = np.zeros(length, np.int64)
     taken[indices] = 1
     tr.all_reduce(taken)

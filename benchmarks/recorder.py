@@ -1,8 +1,10 @@
-"""What the recorder of operations costs: `python benchmarks/recorder.py --bars`.
+"""Measures the cost of the recorder of operations.
 
-Two ranks have the same group twice, with the recorder and without (TORSH_RECORDER=off), and call
-all_reduce of 8 bytes, and of 1 MiB, in each in turns, and send each other messages. What a recorder
-that is off costs is measured by a small program of its own (recorder_off.cpp), and a training step
+    python benchmarks/recorder.py --bars
+
+Two ranks have the same group twice, with the recorder and without (TORSH_RECORDER=off). They call
+all_reduce of 8 bytes and of 1 MiB in both in turns, and send messages to each other. The cost of a
+recorder that is off is measured by a small program (recorder_off.cpp), and a training step
 (recorder_ddp.py) with both in turns.
 """
 
@@ -39,14 +41,14 @@ from torsh_runtime.store.hosted import HostedStore
 
 _REDUCE, _SEND, _RECEIVE = "all_reduce of 8 B", "send of 8 B", "recv of 8 B"
 _BURST, _BURSTS = 200, 20
-"""Messages in a row, which a ring holds, and how often for each round."""
+"""Messages in a row, which fit into a ring, and bursts in each round."""
 _MOST_NS, _MOST_OFF_NS, _MOST_OF_STEP = 50.0, 5.0, 0.5
 _CASES = {_REDUCE: (1, 2_000), "all_reduce of 1 MiB": (1 << 17, 200)}
-"""By name, the elements of 8 bytes, and how many calls are a batch."""
+"""Number of elements of 8 bytes, and calls in a batch, by name."""
 
 
 def groups_of(ranks: Sequence[int]) -> dict[str, tr.ProcessGroup]:
-    """The same group twice: with the recorder and without."""
+    """Return the same group twice: with the recorder and without."""
     found = {}
     for value in ("on", "off"):
         os.environ[recording.VARIABLE] = value
@@ -58,7 +60,7 @@ def groups_of(ranks: Sequence[int]) -> dict[str, tr.ProcessGroup]:
 def measured(
     calls: Mapping[str, Callable[[], object]], batch: int, rounds: int
 ) -> dict[str, list[float]]:
-    """Nanoseconds of a call, the mean of each batch, in turns."""
+    """Return the nanoseconds of a call, as the mean of each batch, in turns."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
         for name, call in calls.items():
@@ -71,7 +73,7 @@ def measured(
 
 
 def both_ranks(value: str) -> list[NativeBackend]:
-    """Two ranks of this process."""
+    """Return two ranks in this process."""
     os.environ[recording.VARIABLE] = value
     recording.own_recording.cache_clear()
     secret = os.urandom(16)
@@ -88,8 +90,10 @@ def both_ranks(value: str) -> list[NativeBackend]:
 
 
 def messages(rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Of messages of 8 bytes, nanoseconds of each send and of each recv. Both ranks are one thread,
-    so none waits for another."""
+    """Return the nanoseconds of each send and recv of 8 bytes.
+
+    Both ranks are one thread, so none waits for the other.
+    """
     found: dict[str, dict[str, list[float]]] = {_SEND: {}, _RECEIVE: {}}
     array, ranks = np.zeros(1), {name: both_ranks(name) for name in ("on", "off")}
     for number in range(_BURSTS * rounds):
@@ -117,7 +121,7 @@ def be_rank(rounds: int) -> None:
 
 
 def report(found: dict[str, dict[str, list[float]]]) -> list[Check]:
-    """Print a line for each; what the bars say."""
+    """Print a line for each case, and return the checks."""
     rows, checks = [], []
     for what, times in found.items():
         on, off = (statistics.median(times[name]) for name in ("on", "off"))
@@ -131,7 +135,7 @@ def report(found: dict[str, dict[str, list[float]]]) -> list[Check]:
 
 
 def report_off() -> list[Check]:
-    """What a recorder costs that is off."""
+    """Measure the cost of a recorder that is off."""
     compiler = shutil.which("c++")
     if compiler is None:
         return [_check("off: ns more", None, _MOST_OFF_NS)]
@@ -147,7 +151,7 @@ def report_off() -> list[Check]:
 
 
 def report_step(rounds: int, entry_ns: float) -> list[Check]:
-    """What it costs in a training step: as it is measured, and by what its entries cost."""
+    """Print the cost in a training step, as measured and as calculated from its entries."""
     if find_spec("torch") is None:
         return [_check("step of DDP: % more", None, _MOST_OF_STEP)]
     found = json.loads(_ranks(Path(__file__).with_name("recorder_ddp.py"), str(rounds)))
@@ -171,7 +175,7 @@ def _check(what: str, value: float | None, most: float) -> Check:
 
 
 def _ranks(script: Path, *words: str) -> str:
-    """What two ranks of the script print."""
+    """Return the output of two ranks of the script."""
     return subprocess.run(
         [sys.executable, str(SPAWN), "2", str(script), *words],
         env={**os.environ, **ONE_THREAD, "TORSH_SECRET": "00" * 16},

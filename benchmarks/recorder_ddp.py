@@ -1,6 +1,7 @@
-"""One rank of recorder.py's training: steps of torch's DDP with the recorder on and off, in turns.
+"""Runs one rank of recorder.py's training: steps of torch's DDP with the recorder on and off.
 
-Prints, on rank 0, the milliseconds of each step of both, and how many entries a step is.
+The two alternate. Rank 0 prints the milliseconds of each step of both, and the number of entries of
+a step.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _WIDTH, _DEPTH, _ROWS, _TOKENS = 256, 4, 4, 64
 
 
 def training(value: str) -> Callable[[], float]:
-    """One step of a transformer of 3 million parameters; its seconds."""
+    """Return a function that does a step of a transformer with 3 million parameters.
+
+    It returns the step's seconds.
+    """
     os.environ[recording.VARIABLE] = value
     recording.own_recording.cache_clear()
     torch.manual_seed(0)

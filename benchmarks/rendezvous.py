@@ -1,8 +1,10 @@
-"""How long N agents take to form one round: `python benchmarks/rendezvous.py --agents 1000`.
+"""Measures how long N agents take to form one round.
 
-All agents are rendezvous handlers in this process, each with its own lease and its own watches.
-The clock runs from go until the last one holds its assignment. With --growth it runs for 16, 64,
-256 and so on agents; torch's c10d, if torch is there, for as many as --peers says.
+    python benchmarks/rendezvous.py --agents 1000
+
+All agents are rendezvous handlers in this process, each with its own lease and its own watches. The
+time is measured from their start until the last one has its assignment. With --growth this is done
+for 16, 64, 256 and so on agents; torch's c10d, if torch is installed, for as many as --peers says.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Open = Callable[[], Store]
 SECRET = b"the secret of the benchmark"
-"""Every row is signed with a key made of it."""
+"""The key that signs every row is derived from it."""
 DEADLINE = 300.0
 """Seconds for one measurement."""
 
 
 class Counted(Store):
-    """A store that counts what is asked of it."""
+    """Counts the requests to a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -91,7 +93,7 @@ class Counted(Store):
 
 
 class LocalBeats(Heartbeats):
-    """Beats between agents of this process."""
+    """Delivers heartbeats between agents of this process."""
 
     ends: dict[str, Judge | None]
 
@@ -113,7 +115,10 @@ class LocalBeats(Heartbeats):
 
 
 async def form(count: int, open_store: Open, run_id: str) -> tuple[float, int, int]:
-    """Seconds until all have their place, and the requests of an agent: at most and in all."""
+    """Return the seconds until all have their place, and the requests of an agent.
+
+    These are the most of an agent and the sum of all agents.
+    """
     settings = Settings(run_id=run_id, min_nodes=count, max_nodes=count, ttl=15.0)
     counted = [Counted(open_store()) for _ in range(count)]
     ends: dict[str, Judge | None] = {}
@@ -171,7 +176,7 @@ def _facts(number: int) -> NodeFacts:
 
 
 class _Shared(Counted):
-    """One agent's end of a store that all share."""
+    """Represents one agent's end of a store that all share."""
 
     async def close(self) -> None:
         pass
@@ -179,7 +184,10 @@ class _Shared(Counted):
 
 @contextmanager
 def stores(backend: str, endpoints: str) -> Iterator[Open]:
-    """What opens a store for one agent. An etcd, or the server for tcp, is started if needed."""
+    """Yield a function that opens a store for one agent.
+
+    An etcd, or the server for tcp, is started if needed.
+    """
     if backend == "memory":
         shared = MemoryStore()
         yield lambda: _Shared(shared)
@@ -196,7 +204,7 @@ def stores(backend: str, endpoints: str) -> Iterator[Open]:
 
 @contextmanager
 def _own_etcd() -> Iterator[str]:
-    """A throw-away etcd 3.5 of one member: that of the tests."""
+    """Start a throw-away etcd 3.5 of one member, with the tests' code."""
     sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
     from support.etcd_servers import EtcdCluster, binary
 
@@ -208,12 +216,12 @@ def _own_etcd() -> Iterator[str]:
 
 
 class Formed(NamedTuple):
-    """One round that was formed."""
+    """Holds the figures of one round that was formed."""
 
     agents: int
     seconds: float
     average: float
-    """Requests of one agent."""
+    """Average number of requests of an agent."""
     most: int
 
     def __str__(self) -> str:
@@ -223,7 +231,7 @@ class Formed(NamedTuple):
         )
 
     def checks(self) -> list[Check]:
-        """The bars are those of 1,000 agents."""
+        """Return the checks, whose bars are for 1,000 agents."""
         name = f"{self.agents} agents"
         return [
             Check(f"{name}, s", self.seconds, 4.0, at_most=True),
@@ -238,7 +246,7 @@ def measure_ours(count: int, opened: Open) -> Formed:
 
 
 def measure_c10d(count: int) -> str:
-    """torch's dynamic rendezvous over its TCPStore, one thread per agent."""
+    """Measure torch's dynamic rendezvous over its TCPStore, with one thread per agent."""
     try:
         from torch.distributed.elastic.rendezvous import RendezvousParameters
         from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
@@ -265,7 +273,7 @@ def measure_c10d(count: int) -> str:
         thread.join(DEADLINE)
     seconds = time.perf_counter() - begun
     for handler in handlers:
-        with suppress(Exception):  # their clean-up is not what is measured
+        with suppress(Exception):  # their clean-up is not measured
             handler.shutdown()
     return f"torch    c10d   {count:6} agents {seconds:8.2f} s"
 

@@ -1,4 +1,4 @@
-"""Interleaved rounds of libraries, repeated until they met in one state of the machine."""
+"""Runs libraries in interleaved rounds, until all have run in one state of the machine."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from benchmarks.processes import Program, RunError, run, segments_removed
 from benchmarks.samples import Case, Sample
 
 Start = Callable[[Peer, Case, Path], Sequence[str]]
-"""The command that runs a peer's part of a case, all of its ranks, on a plan."""
+"""Function that returns the command for all ranks of a peer's part of a case, given a plan."""
 Details = Callable[[Case], Mapping[str, Any]]
-"""What a plan says of a case besides."""
+"""Function that returns additional entries of a case's plan."""
 _WRONG = "WRONG RESULT"
 _ENOUGH_RUNS = 3
 
 
 class WrongResultError(Exception):
-    """A library computed something else than it should; no figure of this run counts."""
+    """Says that a library computed a wrong result, so that no figure of this run counts."""
 
 
 class Rounds:
-    """Collects samples; what failed is remembered and left out of the later rounds."""
+    """Collects samples. A failure is recorded, and left out of later rounds."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Rounds:
         iterations: tuple[int, int],
         details: Details = lambda case: {},
     ) -> None:
-        """`iterations` are the fewest and the most calls to be timed."""
+        """Take what to run. `iterations` are the smallest and largest numbers of timed calls."""
         self.options, self.peers = options, peers
         self._start, self._iterations, self._details = start, iterations, details
         self.samples: list[Sample] = []
@@ -47,11 +47,11 @@ class Rounds:
 
     @property
     def limit(self) -> float:
-        """What parts near from far, from all round trips so far."""
+        """Return the round trip that separates near from far, from all round trips so far."""
         return machine.threshold(samples.round_trips(self.samples))
 
     def measure(self, case: Case, group: tuple[int, ...]) -> None:
-        """All rounds of one group of sizes, then more while no state is common to all."""
+        """Run all rounds of one group of sizes, then more while no state is common to all."""
         for number in range(self.options.rounds):
             self._round(case, group, number)
         for extra in range(self.options.extra_rounds):
@@ -117,5 +117,5 @@ def _named(peer: Peer, case: Case) -> str:
 
 
 def say(text: str) -> None:
-    """Tell how far the benchmark is, beside its results."""
+    """Print the progress of the benchmark, apart from its results."""
     print(text, file=sys.stderr, flush=True)

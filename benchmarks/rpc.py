@@ -1,9 +1,12 @@
-"""Calls of functions in other processes, beside torch's RPC: `python benchmarks/rpc.py --help`.
+"""Compares calls of functions in other processes with torch's RPC.
 
-Ours beside TensorPipe (torch.distributed.rpc), multiprocessing.connection and our own send and
-recv, two ranks of each in turns: calls of nothing, after a pause, with torch tensors and numpy
-arrays, and many at once; the same between two network namespaces, which takes root. Then how memory
-grows over many calls, and what the others notice when one of four is killed amid calls.
+    python benchmarks/rpc.py --help
+
+Compares ours with TensorPipe (torch.distributed.rpc), multiprocessing.connection and our own send
+and recv, with two ranks of each in turns: calls of an empty function, after a pause, with torch
+tensors and numpy arrays, and many at once; also between two network namespaces, which needs root.
+Then it measures the growth of memory over many calls, and how others notice that one of four is
+killed amid calls.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ _KINDS = {
     CONNECTION: (NOTHING, ARRAY),
     SEND: (NOTHING, ARRAY, TENSOR, FAR),
 }
-"""With what each of them can be measured."""
+"""Kinds of arguments that can be measured, by library."""
 _BARS: Mapping[tuple[str, str, int], Mapping[str, float]] = {
     (CALL, NOTHING, 0): {TENSORPIPE: 0.15, CONNECTION: 1.0},
     (IDLE, NOTHING, 0): {TENSORPIPE: 0.5},
@@ -64,7 +67,7 @@ _BARS: Mapping[tuple[str, str, int], Mapping[str, float]] = {
     (BURST, FUTURES, 0): {TENSORPIPE: 0.125},
     (CALL, FAR, 64 * _MI): {SEND: 1.2},
 }
-"""At most so much of a peer's time, by what is called with what of which size."""
+"""Largest ratio to a peer's time, by operation, kind of argument and size."""
 _GROWTH_KIB, _TOLD, _SHUTDOWN = 1024, 0.1, 1.0
 _ENV = {"TORSH_SECRET": "00" * 16}
 _WORKER, _DEATHS = HERE / "rpc_worker.py", HERE / "rpc_deaths.py"
@@ -88,7 +91,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def contenders(options: argparse.Namespace) -> list[Peer]:
-    """All of them use the same interpreter, which has torch."""
+    """Return the libraries, which all use the same interpreter with torch."""
     base = replace(
         GLOO, environment=GLOO.name, requirements=() if options.here else GLOO.requirements
     )
@@ -100,7 +103,7 @@ def contenders(options: argparse.Namespace) -> list[Peer]:
 
 
 def work(options: argparse.Namespace) -> session.Work:
-    """What is called with what, and the sizes of that."""
+    """Return the cases, with the sizes of their arguments."""
     sizes = (_MI,) if options.quick else (_MI, 64 * _MI)
     within = [(Case(name, NOTHING), (0,)) for name in (CALL, IDLE)]
     within += [(Case(name, FUTURES), (0,)) for name in (WINDOW, BURST)]
@@ -111,7 +114,7 @@ def work(options: argparse.Namespace) -> session.Work:
 
 
 def start_on(laid: Cable | None) -> Start:
-    """Starts of two ranks: here, or one at each end of this cable."""
+    """Return a function that starts two ranks: here, or one at each end of this cable."""
 
     def start(peer: Peer, case: Case, plan: Path) -> Sequence[str]:
         command = [str(SPAWN), "2", str(_WORKER), str(plan)]
@@ -126,7 +129,7 @@ def start_on(laid: Cable | None) -> Start:
 
 
 def report(rows: Sequence[Row], names: Sequence[str]) -> list[Check]:
-    """Print a line for each row; what the bars say."""
+    """Print a line for each row, and return the checks."""
     if not rows:
         return []
     peers = [name for name in names if name != OURS]
@@ -151,7 +154,7 @@ def _line(row: Row, names: Sequence[str], peers: Sequence[str]) -> list[str]:
 
 
 def checks(row: Row, names: Sequence[str]) -> list[Check]:
-    """The bars of this row, beside those that were measured."""
+    """Return the checks of this row against the measured peers."""
     wanted = _BARS.get((row.case.operation, row.case.dtype, row.nbytes), {})
     return [
         of_row(
@@ -168,7 +171,7 @@ def checks(row: Row, names: Sequence[str]) -> list[Check]:
 
 
 def memory(options: argparse.Namespace) -> list[Check]:
-    """Print by how much both processes grow over so many calls."""
+    """Print how much both processes grow over many calls, and return the checks."""
     with tempfile.TemporaryDirectory(prefix="torsh-benchmark-") as name:
         plan = Path(name) / "plan.json"
         plan.write_text(json.dumps({"library": OURS, "calls": options.calls, **_site()}))
@@ -184,7 +187,7 @@ def memory(options: argparse.Namespace) -> list[Check]:
 
 
 def deaths(options: argparse.Namespace) -> list[Check]:
-    """Print what the others noticed of deaths of one of four."""
+    """Print how others noticed deaths of one of four, and return the checks."""
     command = [sys.executable, str(_DEATHS), str(options.deaths)]
     printed = run(Program(command, HERE, {**ONE_THREAD, **_ENV}), options.timeout)
     found = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
@@ -204,7 +207,7 @@ def deaths(options: argparse.Namespace) -> list[Check]:
 
 
 def measure(options: argparse.Namespace) -> int:
-    """The exit status."""
+    """Measure what the options ask for, and return the exit status."""
     apart = {"memory": memory, "deaths": deaths}
     found = [check for what in options.what if what in apart for check in apart[what](options)]
     peers, versions = session.available(contenders(options))
@@ -218,7 +221,7 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def _site() -> dict[str, Any]:
-    """Where torsh_runtime is."""
+    """Return the location of torsh_runtime."""
     return {"site": sysconfig.get_paths()["purelib"]}
 
 

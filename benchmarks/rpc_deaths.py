@@ -1,7 +1,7 @@
-"""One of four workers is killed amid calls of all to all: `rpc_deaths.py DEATHS`, run by rpc.py.
+"""Kills one of four workers amid calls of all to all: `rpc_deaths.py DEATHS`, run by rpc.py.
 
-Prints a line of JSON for each death: how long after the SIGKILL the last of the callers was told,
-how long the slowest survivor's shutdown took, how many calls were right, and what was wrong.
+Prints a line of JSON for each death: the time from the SIGKILL until the last caller was informed,
+    the time of the slowest survivor's shutdown, how many calls were right, and what was wrong.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from torsh_runtime import PeerLost
 WORKERS = 4
 _PATIENCE = 60.0
 _BEFORE, _AFTER = (0.1, 0.2), 0.2
-"""Seconds for which calls go on before the death, at random, and after it."""
+"""Seconds of calls before the death, chosen at random, and after it."""
 
 
 def double(array: Any) -> Any:
@@ -43,12 +43,12 @@ def sleep(seconds: float) -> float:
 
 
 def through(to: str, number: int) -> int:
-    """A call within a call."""
+    """Make a call within a call."""
     return rpc.rpc_sync(to, abs, args=(-number,))
 
 
 class Caller:
-    """A thread of one worker that calls one other."""
+    """Calls one other worker from a thread of its own."""
 
     def __init__(self, rank: int, to: int, victim: int, end: threading.Event, seed: int) -> None:
         self.to, self._victim, self._end = to, f"worker{victim}", end
@@ -93,7 +93,7 @@ class Caller:
 
 
 def be_worker(rank: int, victim: int, seed: int, pipe: Connection) -> None:
-    """One of the four. The parent says when to begin and when to end."""
+    """Run one of the four workers. The parent says when to start and when to stop."""
     rpc.init_rpc(f"worker{rank}", rank=rank, world_size=WORKERS)
     pipe.send("ready")
     pipe.recv()
@@ -118,7 +118,7 @@ def be_worker(rank: int, victim: int, seed: int, pipe: Connection) -> None:
 
 
 def die(seed: int) -> dict[str, Any]:
-    """One death, and what the others found."""
+    """Kill one worker, and return what the others noticed."""
     chance = random.Random(seed)
     victim, port = chance.randrange(WORKERS), free_port()
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -149,7 +149,7 @@ def die(seed: int) -> dict[str, Any]:
 
 
 def account(victim: int, killed: float, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """What one death came to; it is wrong, too, if a survivor was not told."""
+    """Return the results of one death. It is also wrong if a survivor was not informed."""
     times = [told - killed for each in found for told in each["told"]]
     wrong = [text for each in found for text in each["wrong"]]
     if len(times) < WORKERS - 1:
@@ -164,7 +164,7 @@ def account(victim: int, killed: float, found: list[dict[str, Any]]) -> dict[str
 
 
 def _receive(pipe: Connection) -> Any:
-    """What a worker says. RuntimeError if it ended or does not answer."""
+    """Return a worker's message. Raises RuntimeError if it ended or does not answer."""
     try:
         if pipe.poll(_PATIENCE):
             return pipe.recv()

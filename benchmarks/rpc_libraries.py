@@ -1,5 +1,7 @@
-"""Ways for rank 0 to have rank 1 call a function: RPC of ours and of torch, multiprocessing's
-connections and bare messages. Runs in each library's own environment.
+"""Defines ways for rank 0 to have rank 1 call a function.
+
+These are RPC of ours and of torch, multiprocessing's connections and plain messages. Runs in each
+library's own environment.
 """
 
 from __future__ import annotations
@@ -18,45 +20,45 @@ NOTHING, FUTURES = "nothing", "futures of nothing"
 ARRAY, TENSOR, FAR = "numpy array", "torch tensor", "numpy array far"
 CALL, IDLE, WINDOW, BURST = "call", "call when idle", "calls in a window", "calls at once"
 CALLS_AT_ONCE = 1000
-"""In a burst; a tenth of that are under way in a window."""
+"""Number of calls in a burst; a tenth of that are under way in a window."""
 _TIMEOUT = 120.0
 _KEY = b"benchmark"
 _SERVED = threading.Event()
-"""On rank 1: no call follows."""
+"""Set on rank 1 when no more calls follow."""
 
 
 class Library(Protocol):
-    """Two ranks of which the second serves the first."""
+    """Represents two ranks of which the second serves the first."""
 
     def bind(self, operation: str, argument: Any) -> Call:
-        """What makes one call, or CALLS_AT_ONCE of them, on rank 0."""
+        """Return a function that makes one call, or CALLS_AT_ONCE of them, on rank 0."""
 
     def expect(self, calls: int) -> None:
-        """On rank 0: tell rank 1 how many calls follow; 0: none ever."""
+        """Tell rank 1, from rank 0, how many calls follow; 0: none at all."""
 
     def serve(self, argument: Any) -> None:
-        """On rank 1: answer calls with such arguments until none follows."""
+        """Answer calls with such arguments, on rank 1, until no more follow."""
 
     def close(self) -> None:
-        """Both ranks end."""
+        """Close the library on both ranks."""
 
 
 def take(*argument: Any) -> None:
-    """The function that is called."""
+    """Do nothing; this is the function that is called."""
 
 
 def checksum(argument: Any) -> float:
-    """Of an array or a tensor as it came."""
+    """Return the sum of an array or a tensor as received."""
     return float(argument.sum())
 
 
 def note_end() -> None:
-    """What rank 0 calls last of all for one size."""
+    """Record the end of calls. Rank 0 calls it last for each size."""
     _SERVED.set()
 
 
 class Rpc:
-    """RPC of torch's API."""
+    """Calls with RPC of torch's API."""
 
     def __init__(self, module: str, rank: int) -> None:
         self._rpc = importlib.import_module(module)
@@ -75,7 +77,7 @@ class Rpc:
         return lambda: self._rpc.rpc_sync("worker1", take, args=args)
 
     def _window(self) -> None:
-        """So many calls of which a tenth is under way at each moment."""
+        """Make CALLS_AT_ONCE calls, of which a tenth are under way at any time."""
         calls = [self._start() for _ in range(CALLS_AT_ONCE // 10)]
         for number in range(CALLS_AT_ONCE):
             calls[number % len(calls)].wait()
@@ -83,7 +85,7 @@ class Rpc:
                 calls[number % len(calls)] = self._start()
 
     def _burst(self) -> None:
-        """Begin all of them, then wait for all."""
+        """Start all calls, then wait for all."""
         for call in [self._start() for _ in range(CALLS_AT_ONCE)]:
             call.wait()
 
@@ -95,7 +97,7 @@ class Rpc:
             self._rpc.rpc_sync("worker1", note_end)
 
     def serve(self, argument: Any) -> None:
-        """Its threads answer whatever comes."""
+        """Wait while the library's threads answer calls."""
         if not _SERVED.wait(_TIMEOUT):
             raise TimeoutError("rank 0 did not come to an end")
         _SERVED.clear()
@@ -105,7 +107,7 @@ class Rpc:
 
 
 class Connection:
-    """A connection of multiprocessing over a Unix socket: pickled calls and results."""
+    """Calls over a connection of multiprocessing on a Unix socket: pickled calls and results."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         from multiprocessing.connection import Client, Listener
@@ -142,8 +144,10 @@ class Connection:
 
 
 class Messages:
-    """Our send and recv: of objects where nothing else is given, else of the array into one that
-    is ready for it, and an answer of one element.
+    """Calls with torsh's send and recv.
+
+    Without an argument objects are sent; otherwise the array is received into an existing one, and
+    answered by one element.
     """
 
     def __init__(self, rank: int) -> None:
@@ -192,10 +196,10 @@ class Messages:
 
 
 def connect(name: str, plan: dict[str, Any], folder: Path) -> Library:
-    """This rank's end of the library that the plan names; the environment says which rank."""
+    """Return this rank's end of the library that the plan names. The environment has the rank."""
     rank = int(os.environ["RANK"])
     if name in ("ours", "send"):
-        site.addsitedir(plan["site"])  # where torsh_runtime is, after torch's own environment
+        site.addsitedir(plan["site"])  # for torsh_runtime, after torch's own environment
     if name == "connection":
         return Connection(folder, rank)
     if name == "send":
@@ -204,7 +208,7 @@ def connect(name: str, plan: dict[str, Any], folder: Path) -> Library:
 
 
 def argument_of(kind: str, nbytes: int) -> Any:
-    """What is sent with each call: float32 that have been touched; None for nothing."""
+    """Return the argument of each call: float32 values that have been touched, or None."""
     if kind in (NOTHING, FUTURES):
         return None
     if kind == TENSOR:
@@ -218,7 +222,7 @@ def argument_of(kind: str, nbytes: int) -> Any:
 
 
 def wait_for(path: Path, seconds: float = _TIMEOUT) -> None:
-    """Until the other rank has made this file. TimeoutError if it does not come."""
+    """Wait until the other rank has made this file. Raises TimeoutError if it does not appear."""
     deadline = time.monotonic() + seconds
     while not path.exists():
         if time.monotonic() > deadline:
@@ -227,6 +231,6 @@ def wait_for(path: Path, seconds: float = _TIMEOUT) -> None:
 
 
 def memory_kib() -> int:
-    """Resident memory of this process."""
+    """Return the resident memory of this process in KiB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") // 1024

@@ -1,11 +1,11 @@
-"""What it takes to publish weights to readers of the same node, beside one memcpy of them.
+"""Measures publishing weights to readers on the same node, compared with a memcpy of them.
 
     python benchmarks/rpc_publish.py --bars
 
-This process publishes; the readers are processes of their own. First they only take each version:
-timed is from the call of publish() until the last reader has arrays of the version. Then they copy
-each version to memory of their own and check it, and the next one is published while all are in the
-middle of that: by itself, and as one of them is killed.
+This process publishes; the readers are separate processes. First they only take each version: the
+time is from the call of publish() until the last reader has arrays of the version. Then they copy
+each version to their own memory and check it, and the next one is published while all are in the
+middle of that: undisturbed, and as one of them is killed.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ ARRAYS = 64
 WARM_UP = 3
 """Versions after which all slots have been made, and mapped by readers."""
 TAKE, COPY = "take", "copy"
-"""What readers do with a version."""
+"""Ways in which readers use a version."""
 MEMCPY, PUBLISH, ALL, FIRST = "memcpy", "publish()", "all readers have it", "first publish()"
 ALONE, KILLED = "nobody is killed", "a reader is killed"
 Times = dict[str, list[float]]
-"""Milliseconds."""
+"""Milliseconds by kind of time."""
 
 
 # ---- a reader
 
 
 def be_reader(name: str, place: str, way: str) -> None:
-    """Take versions as they come, and tell of each when it was there, and whether it was right."""
+    """Take versions as they come, and report for each when it arrived and whether it was right."""
     tr.rpc.init_rpc(name, rpc_backend_options=tr.rpc.RpcBackendOptions(init_method=place))
     subscription = tr.rpc.subscribe(NAME)
     own: dict[str, np.ndarray] = {}
@@ -72,10 +72,10 @@ def tell(what: str, number: int, moment: float) -> None:
 
 
 class Reader:
-    """One, as the writer sees it."""
+    """Represents a reader to the writer."""
 
     def __init__(self, name: str, place: str, way: str, cpus: set[int] | None = None) -> None:
-        """cpus: that it may run on; all by default."""
+        """Start the reader. `cpus`: those on which it may run; None: all."""
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).resolve()), "--reader", name, place, way],
             stdout=subprocess.PIPE,
@@ -85,7 +85,10 @@ class Reader:
             os.sched_setaffinity(self.process.pid, cpus)
 
     def told(self, what: str, number: int) -> float:
-        """The moment of this line, past others. RunError if another comes in its place."""
+        """Return the time of this line, and skip others.
+
+        Raises RunError for a wrong version, or if the reader has ended.
+        """
         assert self.process.stdout is not None
         for line in self.process.stdout:
             word, version, moment = line.split()
@@ -104,7 +107,7 @@ class Reader:
 
 
 class Writer:
-    """Versions of a state that are full of their numbers."""
+    """Publishes versions of a state that are filled with their numbers."""
 
     def __init__(self, num_bytes: int) -> None:
         size = num_bytes // ARRAYS // 4
@@ -115,21 +118,21 @@ class Writer:
         self.filled = self.published = 0
 
     def fill(self) -> int:
-        """Make a version; its number."""
+        """Make a version, and return its number."""
         self.filled += 1
         for array in self.states[self.filled % 2].values():
             array.fill(self.filled)
         return self.filled
 
     def memcpy(self) -> float:
-        """Copy all of a version to memory that is there; milliseconds."""
+        """Copy a version to existing memory, and return the milliseconds."""
         began = time.monotonic()
         for key, array in self.states[self.filled % 2].items():
             np.copyto(self.copy[key], array)
         return (time.monotonic() - began) * 1e3
 
     def publish(self) -> tuple[float, float]:
-        """Publish the next version: the moment when that began, and the milliseconds it took."""
+        """Publish the next version, and return when that started and its milliseconds."""
         self.published += 1
         state = {**self.states[self.published % 2], "number": self.published}
         began = time.monotonic()
@@ -139,8 +142,10 @@ class Writer:
 
 @contextlib.contextmanager
 def apart() -> Iterator[set[int]]:
-    """Keep the writer to a processor of its own, so that what readers compute does not count; those
-    that are left."""
+    """Restrict the writer to one processor, and yield the other ones for the readers.
+
+    So the readers' computing does not affect the times.
+    """
     allowed = os.sched_getaffinity(0)
     own = {min(allowed)}
     os.sched_setaffinity(0, own)
@@ -183,7 +188,7 @@ def taking(writer: Writer, place: str, count: int, rounds: int) -> Times:
 
 
 def killing(writer: Writer, place: str, count: int, rounds: int) -> Times:
-    """Publish while readers copy the version before; every other time one of them is killed."""
+    """Publish while readers copy the previous version; every other time one of them is killed."""
     times: Times = {ALONE: [], KILLED: []}
     with apart() as others, readers(count, place, COPY, others) as found:
         for turn in range(2 * (WARM_UP + rounds)):

@@ -1,7 +1,8 @@
-"""One rank of a run of calls: `rpc_worker.py PLAN.json`, started by spawn.py.
+"""Runs one rank of a run of calls: `rpc_worker.py PLAN.json`, started by spawn.py.
 
-The plan names the library, what is called with what, and the sizes. Rank 0 calls, rank 1 serves;
-each rank leaves its figures in `rank-<n>.json` beside the plan, those of rank 1 without times.
+The plan names the library, the operation, the kind of argument and the sizes. Rank 0 calls, rank 1
+serves. Each rank writes its figures to `rank-<n>.json` beside the plan; those of rank 1 have no
+times.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from timing import Probe, publish, typical
 _PAUSE = 0.002
 _WARM_UP = 3
 _PARTS = 10
-"""Of the calls of a run that looks at memory: it looks after the first one and after the last."""
+"""Parts of a run's calls. Memory is measured after the first and the last one."""
 
 
 class Caller:
-    """Rank 0 of one library."""
+    """Runs rank 0 of one library."""
 
     def __init__(self, library: Library, plan: dict[str, Any], probe: Probe) -> None:
         self._library, self._plan, self._probe = library, plan, probe
         self._operation: str = plan["operation"]
 
     def measure(self, nbytes: int) -> dict[str, Any]:
-        """Times of calls, in microseconds, between two looks at the machine."""
+        """Return times of calls, in microseconds, between two probes of the machine."""
         before = self._probe.look()
         call = self._library.bind(self._operation, argument_of(self._plan["dtype"], nbytes))
         count = self._count(call)
@@ -71,7 +72,7 @@ class Caller:
         return time.perf_counter() - begin
 
     def _count(self, call: Call) -> int:
-        """Warm up, then choose how many calls fill the time."""
+        """Warm up, and return how many calls fill the time."""
         self._library.expect(_WARM_UP)
         took = typical(call, _WARM_UP)
         took += _PAUSE if self._operation == IDLE else 0
@@ -80,7 +81,7 @@ class Caller:
 
 
 def serve(library: Library, plan: dict[str, Any], probe: Probe, nbytes: int) -> dict[str, Any]:
-    """Rank 1, as long as rank 0 calls."""
+    """Run rank 1 as long as rank 0 calls."""
     probe.look()
     library.serve(argument_of(plan["dtype"], nbytes))
     probe.look()
@@ -88,7 +89,10 @@ def serve(library: Library, plan: dict[str, Any], probe: Probe, nbytes: int) -> 
 
 
 def grown(calls: int) -> dict[str, int]:
-    """By how many KiB the caller and its callee grow over many calls, after the first of them."""
+    """Return by how many KiB the caller and its callee grow over many calls.
+
+    Growth during the first part of the calls is not counted.
+    """
     import torsh_runtime.rpc as rpc
 
     found = []

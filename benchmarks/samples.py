@@ -1,4 +1,4 @@
-"""Samples of runs, and the rows that may be compared: same ranks, same size, same state."""
+"""Holds samples of runs, and the rows that may be compared: same ranks, same size, same state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NO_COMMON = "no common state"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Case:
-    """What is compared: one operation on a number of ranks, `ranks` in all."""
+    """Describes a comparison: one operation on a number of ranks, `ranks` in all."""
 
     operation: str
     dtype: str = "float32"
@@ -25,17 +25,17 @@ class Case:
 
     @property
     def place(self) -> str:
-        """The number of ranks, or nodes x ranks of each."""
+        """Return the number of ranks, or nodes x ranks of each."""
         return f"{self.nodes}x{self.ranks // self.nodes}" if self.nodes > 1 else str(self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One size in one run of one library; the times are those of the worst rank."""
+    """Holds one size in one run of one library. The times are those of the slowest rank."""
 
     library: str
     case: Case
-    """The comparison that the run belongs to (memcpy itself is one process)."""
+    """The comparison to which the run belongs (memcpy itself is one process)."""
     nbytes: int
     round: int
     median_us: float
@@ -50,7 +50,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A library's runs in one state: medians over the runs."""
+    """Holds the medians over a library's runs in one state."""
 
     median_us: float
     mean_us: float
@@ -59,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """All libraries at one size in one state. No ratio is given without a common state."""
+    """Holds all libraries at one size in one state. Without a common state it has no ratios."""
 
     case: Case
     nbytes: int
@@ -67,14 +67,14 @@ class Row:
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
     def ratio(self, library: str, base: str = OURS) -> float | None:
-        """How many times as long the library takes as the base; None where not comparable."""
+        """Return how many times as long the library takes as the base; None if not comparable."""
         one, other = self.cells.get(library), self.cells.get(base)
         if one is None or other is None or self.state == NO_COMMON:
             return None
         return one.median_us / other.median_us
 
     def best_of(self, libraries: Collection[str]) -> float | None:
-        """The least ratio of these to ours: the best of them; None where there is none."""
+        """Return the smallest ratio of these to ours, that of the best; None if there is none."""
         found = [ratio for name in libraries if (ratio := self.ratio(name)) is not None]
         return min(found, default=None)
 
@@ -82,7 +82,7 @@ class Row:
 def from_ranks(
     library: str, case: Case, number: int, records: Sequence[Mapping[str, Any]]
 ) -> list[Sample]:
-    """One sample per size from every rank's record of the same run."""
+    """Return one sample per size from every rank's record of the same run."""
     per_size = zip(*(record["figures"] for record in records), strict=True)
     return [
         Sample(
@@ -101,9 +101,9 @@ def from_ranks(
 
 
 def rows(samples: Iterable[Sample], limit: float) -> list[Row]:
-    """Per case and size: a row for each state in which two libraries met.
+    """Return, for each case and size, a row for each state that two libraries have in common.
 
-    Where none met, one row with NO_COMMON shows what was measured, without ratios.
+    If there is no such state, one row with NO_COMMON shows the measurements, without ratios.
     """
     by_place: dict[tuple[Case, int], list[Sample]] = {}
     for sample in samples:
@@ -141,7 +141,7 @@ def _comparable(cells: Mapping[str, Cell]) -> bool:
 def lacking(
     samples: Sequence[Sample], libraries: Collection[str], limit: float, enough: int
 ) -> list[int]:
-    """Sizes without a state in which every library has enough runs."""
+    """Return the sizes without a state in which every library has enough runs."""
     sizes = sorted({sample.nbytes for sample in samples})
     return [
         nbytes
@@ -161,11 +161,11 @@ def _count(samples: Sequence[Sample], library: str, nbytes: int, state: str, lim
 
 
 def discarded(samples: Iterable[Sample], limit: float) -> int:
-    """Runs during which the state changed; they enter no ratio."""
+    """Return the number of runs during which the state changed, which enter no ratio."""
     return sum(sample.state(limit) == MIXED for sample in samples)
 
 
 def round_trips(samples: Iterable[Sample]) -> list[float]:
-    """Every round trip measured beside the samples, in ns."""
+    """Return every round trip measured with the samples, in ns."""
     pairs = ((sample.before_ns, sample.after_ns) for sample in samples)
     return [value for pair in pairs for value in pair if value is not None]

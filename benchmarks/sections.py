@@ -1,7 +1,9 @@
-"""What steps and sections cost: `python benchmarks/sections.py --bars`.
+"""Measures the cost of steps and sections.
 
-Batches of each call are taken in turns; of a section that is the whole block. "off" is in a process
-with TORSH_RECORDER=off.
+    python benchmarks/sections.py --bars
+
+Batches of each call are timed in turns. The time of a section is that of the whole block. "off" is
+a process with TORSH_RECORDER=off.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _BARRED, _MOST_NS, _MOST_OFF_NS = 'with section("data")', 2_000.0, 800.0
 
 
 def calls() -> dict[str, Callable[[], object]]:
-    """What is measured, by name."""
+    """Return the measured calls by name."""
     kept = section("kept")
 
     def block() -> None:
@@ -52,7 +54,7 @@ _NUMBERS = iter(range(1 << 60))
 
 
 def report(on: dict[str, list[float]], off: dict[str, list[float]]) -> list[Check]:
-    """Print a line for each; what the bars say."""
+    """Print a line for each call, and return the checks."""
     medians = {name: (statistics.median(on[name]), statistics.median(off[name])) for name in on}
     rows = [[name, f"{one:.0f}", f"{other:.0f}"] for name, (one, other) in medians.items()]
     print(render(["call", "on ns", "off ns"], rows))

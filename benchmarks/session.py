@@ -1,4 +1,4 @@
-"""What the benchmarks in rounds have in common: options, the way out, the record."""
+"""Holds what the benchmarks in rounds have in common: options, exit status and record."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from benchmarks.rounds import Rounds, WrongResultError, say
 from benchmarks.samples import Case, Row
 
 Work = Sequence[tuple[Case, tuple[int, ...]]]
-"""The cases to measure, each with a group of sizes; a case may have several."""
+"""The cases to measure, each with a group of sizes. A case may have several groups."""
 
 
 def add_options(parser: argparse.ArgumentParser, seconds: float) -> None:
-    """The options that all of these benchmarks have; `seconds` is the default of --seconds."""
+    """Add the options that all of these benchmarks have; `seconds` is the default of --seconds."""
     add = parser.add_argument
     add("--rounds", type=positive, help="interleaved rounds; default: 5")
     add("--extra-rounds", type=int, help="at most, to find a common state; default: as --rounds")
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser, seconds: float) -> None:
 
 
 def with_defaults(options: argparse.Namespace) -> argparse.Namespace:
-    """Fill in what depends on --quick."""
+    """Fill in the options that depend on --quick."""
     if options.rounds is None:
         options.rounds = 1 if options.quick else 5
     if options.extra_rounds is None:
@@ -43,14 +43,14 @@ def with_defaults(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1 on; argparse says so otherwise."""
+    """Return a whole number from 1 on; raise ArgumentTypeError otherwise."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"{text} is not a number from 1 on")
     return int(text)
 
 
 def several(text: str, known: Sequence[str]) -> tuple[str, ...]:
-    """The names of a list such as "ours,gloo"; argparse says so if one is not known."""
+    """Return the names of a list such as "ours,gloo"; raise ArgumentTypeError for unknown ones."""
     names = tuple(text.split(","))
     unknown = set(names) - set(known)
     if unknown:
@@ -60,7 +60,10 @@ def several(text: str, known: Sequence[str]) -> tuple[str, ...]:
 
 
 def available(wanted: Iterable[Peer]) -> tuple[list[Peer], dict[str, str]]:
-    """The libraries that can be measured here, with versions; the others are named with why."""
+    """Return the libraries that can be measured here, and their versions by name.
+
+    The reason is printed for each of the others.
+    """
     found, versions = [], {}
     for peer in wanted:
         try:
@@ -77,9 +80,10 @@ def conduct(
     report: Callable[[Sequence[Row]], Sequence[Check]],
     versions: dict[str, str],
 ) -> int:
-    """Measure, print, record and judge; the exit status. An interruption keeps what was measured.
+    """Measure, print, record and judge, and return the exit status.
 
-    `report` prints the tables and says what the bars say.
+    An interruption keeps the measurements so far. `report` prints the tables and returns the
+    checks.
     """
     options, facts = rounds.options, machine.describe()
     try:
@@ -98,7 +102,7 @@ def conduct(
 
 
 def _measured(rounds: Rounds, work: Work) -> bool:
-    """Whether all of it was done before somebody interrupted it."""
+    """Run all of the work, and return whether it was completed without an interruption."""
     try:
         for case, group in work:
             rounds.measure(case, group)
@@ -120,7 +124,7 @@ def _print_footer(rounds: Rounds, versions: dict[str, str]) -> None:
 
 
 def _save(rounds: Rounds, versions: dict[str, str], facts: object) -> None:
-    """Every rank's figures of every run, and what they were taken on."""
+    """Write every rank's figures of every run, and a description of the machine."""
     limit = rounds.limit
     record = {
         "machine": facts,

@@ -1,4 +1,4 @@
-"""Sizes in bytes: parsing, printing, the default grid and how it is split into launches."""
+"""Parses and prints sizes in bytes, and splits the default grid of sizes into launches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUICK_GRID = (8, 64 * _KI, 4 * _MI)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "8", "64Ki", "1Mi" or "1Gi" (powers of 1024; "K" and "KiB" mean "Ki").
+    """Return the bytes of "8", "64Ki", "1Mi" or "1Gi" (powers of 1024; "K" and "KiB" mean "Ki").
 
     Raises ValueError for anything else, and for sizes that are not whole float32 elements.
     """
@@ -28,12 +28,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """The sizes of a list such as "8,64Ki,1Mi", ascending and each once."""
+    """Return the sizes of a list such as "8,64Ki,1Mi", ascending and without repetitions."""
     return tuple(sorted({parse_size(part) for part in text.split(",")}))
 
 
 def format_size(nbytes: int) -> str:
-    """The shortest exact spelling: 8, 64Ki, 1Mi."""
+    """Return the shortest exact spelling: 8, 64Ki, 1Mi."""
     for unit in ("Gi", "Mi", "Ki"):
         if nbytes and nbytes % _UNITS[unit] == 0:
             return f"{nbytes // _UNITS[unit]}{unit}"
@@ -49,7 +49,7 @@ def groups(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 
 def bus_factor(operation: str, ranks: int) -> float:
-    """Bytes that must cross the bus per byte of the buffer, as NCCL's tests define it."""
+    """Return the bytes that cross the bus per byte of the buffer, as NCCL's tests define it."""
     if operation == "all_reduce":
         return 2 * (ranks - 1) / ranks
     if operation in ("all_gather", "reduce_scatter", "all_to_all"):

@@ -1,7 +1,7 @@
-"""Start N plain processes that meet through env://: `spawn.py [OPTIONS] N SCRIPT [ARG ...]`.
+"""Starts N plain processes that connect through env://: `spawn.py [OPTIONS] N SCRIPT [ARG ...]`.
 
-For libraries without a launcher of their own. With --namespaces the ranks are dealt to these
-network namespaces in blocks of equal size, as if each were a node.
+It is for libraries without a launcher of their own. With --namespaces the ranks are distributed to
+these network namespaces in blocks of equal size, as if each were a node.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Sequence
 
 
 def free_port() -> int:
-    """A TCP port on the loopback interface that was free a moment ago."""
+    """Return a TCP port on the loopback interface that was free a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def entering(holder: int) -> list[str]:
-    """The words that start a command in the network namespace of this process."""
+    """Return the words that start a command in the network namespace of this process."""
     return ["nsenter", f"--net=/proc/{holder}/ns/net", "--"]
 
 
 def environment(rank: int, ranks: int, nodes: int, address: str, port: int) -> dict[str, str]:
-    """What a launcher would set for this rank."""
+    """Return the environment that a launcher would set for this rank."""
     local = ranks // nodes
     place = {
         "RANK": rank,
@@ -43,7 +43,7 @@ def environment(rank: int, ranks: int, nodes: int, address: str, port: int) -> d
 
 
 def start(options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
-    """All ranks, in order."""
+    """Start all ranks, and return them in order."""
     holders: Sequence[int] = options.namespaces
     ranks, nodes, port = options.ranks, max(len(holders), 1), free_port()
     workers = []
@@ -55,7 +55,7 @@ def start(options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
 
 
 def first_failure(workers: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all; on the first bad exit kill the rest. 0, or 1 and a word on who failed."""
+    """Wait for all; on the first bad exit kill the rest, and print who failed. Return 0 or 1."""
     while any(worker.poll() is None for worker in workers):
         if any(worker.returncode for worker in workers):
             break

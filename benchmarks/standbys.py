@@ -1,10 +1,13 @@
-"""Starts and restarts with imports done ahead: `python benchmarks/standbys.py --help`.
+"""Measures starts and restarts with preloaded imports.
 
-Unmodified scripts that import torch, under torshrun with and without --preload, and under torchrun,
-all in this Python and in interleaved rounds; medians. restart: from a worker's SIGKILL until all
-workers are past an all_reduce again (torch.distributed with gloo). start: from the command until
-all workers are past `import torch`, and the memory of all processes then (PSS). bare: from the
-command to the first lines of a script that imports nothing, and the agent's peak.
+    python benchmarks/standbys.py --help
+
+Unmodified scripts that import torch run under torshrun with and without --preload, and under
+torchrun, all with this Python and in interleaved rounds; medians count. restart: from a worker's
+SIGKILL until all workers have passed an all_reduce again (torch.distributed with gloo). start: from
+the command until all workers have passed `import torch`, and the memory of all processes then
+(PSS). bare: from the command to the first lines of a script that imports nothing, and the agent's
+peak.
 """
 
 from __future__ import annotations
@@ -56,7 +59,7 @@ ENV = {"PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1"}
 
 
 class Trial:
-    """One run of a launcher."""
+    """Represents one run of a launcher."""
 
     def __init__(
         self, part: str, launcher: str, workers: int, folder: Path, timeout: float
@@ -68,13 +71,15 @@ class Trial:
         self._folder, self._workers, self._timeout = folder, workers, timeout
 
     def start(self) -> tuple[float, float, float]:
-        """Milliseconds until all are ready; MiB of all processes then, and of the agent."""
+        """Return the milliseconds until all are ready, and the MiB of all processes and of the
+        agent.
+        """
         with self._running() as (lines, begun, pid):
             ready, _ = lines.ready(self._workers, self._timeout)
             return (ready - begun) * 1e3, sum(map(_pss_mib, _tree(pid))), output.peak_mib(pid)
 
     def restart(self) -> float:
-        """Milliseconds from the death of one until all are ready again."""
+        """Return the milliseconds from the death of one worker until all are ready again."""
         with self._running() as (lines, _, _):
             _, pids = lines.ready(self._workers, self._timeout)
             time.sleep(SETTLE)
@@ -92,7 +97,7 @@ class Trial:
 
 
 def _tree(pid: int) -> list[int]:
-    """The process and all that descend from it."""
+    """Return the process and all its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     found = [pid]
     with contextlib.suppress(OSError):
@@ -109,7 +114,7 @@ def _pss_mib(pid: int) -> float:
 
 
 class Session:
-    """Everything that one call measures: samples by what, launcher and number of workers."""
+    """Holds everything that one call measures: samples by figure, launcher and workers."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options, self._attempts = options, Attempts()
@@ -120,7 +125,7 @@ class Session:
         return self._attempts.failures
 
     def round(self, number: int) -> None:
-        """Each measurement once, one launcher after the other."""
+        """Do each measurement once, one launcher after the other."""
         for part in self._options.parts:
             for workers in self._options.workers[part]:
                 for launcher in LAUNCHERS:
@@ -145,7 +150,7 @@ class Session:
         return statistics.median(values) if values else None
 
     def report(self) -> str:
-        """A line for each figure: medians and the ratios of --preload to the others."""
+        """Return a line for each figure: medians, and the ratios of --preload to the others."""
         header = ["", "workers", *LAUNCHERS, f"/ {PLAIN}", f"/ {TORCHRUN}"]
         rows = dict.fromkeys((what, workers) for what, _, workers in self.samples)
         return render(header, [self._line(what, workers) for what, workers in rows])
@@ -157,12 +162,12 @@ class Session:
         return [what, str(workers), *figures, *(f"{each:.3f}" if each else "-" for each in ratios)]
 
     def ratio(self, what: str, workers: int, other: str) -> float | None:
-        """Of --preload to another; from medians."""
+        """Return the ratio of --preload to another launcher, from medians."""
         mine, theirs = self.median(what, PRELOAD, workers), self.median(what, other, workers)
         return mine / theirs if mine and theirs else None
 
     def checks(self) -> Iterator[Check]:
-        """The bars of what was measured."""
+        """Yield the checks of all measurements."""
         for what, workers in dict.fromkeys((what, each) for what, _, each in self.samples):
             mine = self.median(what, PRELOAD, workers)
             place = f"{workers} workers: {what}"
@@ -204,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in range(options.rounds):
         session.round(number)
     print(f"medians of {options.rounds} interleaved rounds\n{session.report()}")
-    # torchrun's workers sometimes hang after a restart, in the store of those before.
+    # torchrun's workers sometimes hang after a restart, in the previous workers' store.
     failed = any(not what.startswith(TORCHRUN) for what in session.failures)
     for what, why in session.failures.items():
         print(f"failed: {what}: {why.splitlines()[0]}")

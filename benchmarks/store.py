@@ -1,9 +1,9 @@
-"""What proofs cost: requests to a store with and without a secret, and connections and process
-groups while another user floods its socket: `store.py [--seconds 2] [--rate 1000]`.
+"""Measures the cost of proofs in a store: `store.py [--seconds 2] [--rate 1000]`.
 
-A secret adds a MAC to each frame. "without" and "with" are the same requests, interleaved. A
-connection is what a worker does first: connect, prove, one put; an init makes a group of two ranks
-and leaves it. The flood needs root.
+Times requests with and without a secret, and connections and process groups while another user
+floods the store's socket. A secret adds a MAC to each frame. "without" and "with" are the same
+requests, interleaved. A connection is a worker's first action: connect, prove, one put. An init
+makes a group of two ranks and leaves it. The flood needs root.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ SIZES = {"16 B": 16, "64 KiB": 64 << 10, "8 MiB": 8 << 20}
 
 @contextmanager
 def child(work: Callable[[], object]) -> Iterator[None]:
-    """A process that does this meanwhile, and is killed at the end."""
+    """Run the function in a child process during the block, and kill that at the end."""
     pid = os.fork()
     if pid == 0:
         try:
             work()
         except BaseException:
             traceback.print_exc()
-        os._exit(1)  # what the parent has entered is its own to leave
+        os._exit(1)  # the parent's contexts must not be left here
     try:
         yield
     finally:
@@ -55,7 +55,7 @@ def child(work: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def pipe() -> Iterator[tuple[int, int]]:
-    """Its ends to read and to write."""
+    """Yield a pipe's ends to read and to write."""
     ends = os.pipe()
     try:
         yield ends
@@ -66,7 +66,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 @contextmanager
 def served(listen: str, secret: bytes) -> Iterator[str]:
-    """A store in a process of its own; its endpoint."""
+    """Serve a store in a child process, and yield its endpoint."""
     with pipe() as (reader, writer):
 
         def serve() -> None:
@@ -81,7 +81,7 @@ def served(listen: str, secret: bytes) -> Iterator[str]:
 
 
 def duration(work: Callable[[], object], seconds: float) -> float:
-    """The median of as many runs as fit, at least 5, in seconds."""
+    """Return the median of as many runs as fit, at least 5, in seconds."""
     samples: list[float] = []
     end = time.perf_counter() + seconds
     while len(samples) < 5 or time.perf_counter() < end:
@@ -92,12 +92,12 @@ def duration(work: Callable[[], object], seconds: float) -> float:
 
 
 def endpoint_of(kind: str) -> str:
-    """An endpoint to listen on."""
+    """Return an endpoint to listen on."""
     return "tcp:127.0.0.1:0" if kind == "tcp" else f"unix:@torsh-benchmark-{secrets.token_hex(8)}"
 
 
 def requests(kind: str, seconds: float) -> None:
-    """A table of put and get with and without a secret."""
+    """Print a table of put and get with and without a secret."""
     key = b"benchmark's secret"
     with (
         served(endpoint_of(kind), b"") as plain,
@@ -124,8 +124,9 @@ def requests(kind: str, seconds: float) -> None:
 
 
 def flood(endpoint: str, rate: float, data: bytes) -> None:
-    """For ever, connect as another user, so many times a second, send this, and hang up: over TCP
-    by a reset.
+    """Connect forever as another user, send the data, and disconnect, `rate` times a second.
+
+    Over TCP it disconnects by a reset.
     """
     os.setgid(STRANGER)
     os.setuid(STRANGER)
@@ -137,7 +138,7 @@ def flood(endpoint: str, rate: float, data: bytes) -> None:
         due = max(due + 1 / rate, time.perf_counter() - 0.1)
         time.sleep(max(due - time.perf_counter(), 0.0))
         with socket.socket(socket.AF_UNIX if is_unix else socket.AF_INET) as sock:
-            with suppress(OSError):  # it was cut off
+            with suppress(OSError):  # the store disconnected it
                 sock.connect(address)
                 sock.send(data)
             if not is_unix:
@@ -147,7 +148,7 @@ def flood(endpoint: str, rate: float, data: bytes) -> None:
 def compare(
     what: str, endpoint: str, work: Callable[[], object], data: bytes, options: Any
 ) -> None:
-    """The median of `work`, undisturbed and flooded, interleaved."""
+    """Print the median of `work`, undisturbed and flooded, interleaved."""
     quiet, disturbed = [], []
     for _ in range(5):
         quiet.append(duration(work, options.seconds))
@@ -161,7 +162,7 @@ def compare(
 
 
 def connections(kind: str, data: bytes, options: Any) -> None:
-    """Connections of this user while another one floods the store."""
+    """Measure connections of this user while another one floods the store."""
     key = b"benchmark's secret"
     with served(endpoint_of(kind), key) as endpoint:
 
@@ -173,7 +174,7 @@ def connections(kind: str, data: bytes, options: Any) -> None:
 
 
 def inits(kind: str, data: bytes, options: Any) -> None:
-    """init_process_group() of two ranks over a store that another user floods."""
+    """Measure init_process_group() of two ranks over a store that another user floods."""
     key = secrets.token_bytes(32)
     with served(endpoint_of(kind), key) as endpoint, pipe() as (reader, writer):
         place = {"world_size": 2, "local_world_size": 2, "store_endpoint": endpoint}

@@ -1,9 +1,11 @@
-"""Whether a slow rank is found, and why it is slow: `python benchmarks/stragglers.py --bars`.
+"""Measures whether a slow rank is found, with the right cause.
+
+    python benchmarks/stragglers.py --bars
 
 One of 4 ranks, or of 2 where processors matter, becomes 1.3 times as slow by its data, a CPU quota,
-a rival process on its processor, or its link to the others. It is to be found within 30 steps, by
-the right cause, and what steps would take without it is compared with what they took before. Runs
-in which nobody is slow are to raise no alarm. Quotas and links take root.
+a rival process on its processor, or its link to the others. It must be found within 30 steps, with
+the right cause. The predicted time of steps without it is compared with the time before it was
+slow. Runs without a slow rank must raise no alarm. Quotas and links need root.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from benchmarks.table import render
 
 WORKER = Path(__file__).with_name("stragglers_worker.py")
 WITHIN = 30
-"""Steps in which it has to be found."""
+"""Number of steps within which it must be found."""
 _RIGHT_RANK, _RIGHT_CAUSE, _POINTS = 19 / 20, 17 / 20, 0.03
 SECRET = os.urandom(32).hex()
 _THRESHOLD = "1.15"
@@ -45,7 +47,7 @@ _CPU = Path("/sys/fs/cgroup/cpu")
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """One way to slow a rank down; "" is none."""
+    """Describes a way to slow a rank down; "" for none."""
 
     cause: str
     ranks: int = 4
@@ -53,7 +55,7 @@ class Scene:
     uses_processor: bool = False
     elements: int = 1 << 12
     told: str = ""
-    """The cause as it is to be told."""
+    """The cause that must be reported."""
 
 
 SCENES = {
@@ -68,13 +70,13 @@ SCENES = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of one run."""
+    """Holds the result of one run."""
 
     rank: int
     found: Mapping[str, Any] | None
-    """The first straggler that was told of."""
+    """The first straggler that was reported."""
     truth: float
-    """How many times as fast steps were before it was slow."""
+    """Factor by which steps became slower."""
     whatif: float | None
 
     @property
@@ -86,7 +88,7 @@ class Outcome:
 
 @contextlib.contextmanager
 def quota_group() -> Iterator[str]:
-    """A control group whose processes have a quota; UnavailableError where it cannot be made."""
+    """Create a control group with a quota. Raises UnavailableError if that is not possible."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = next((line.split(":", 2)[2] for line in lines if ":cpu:" in line), "/")
     path = Path(f"{_CPU}{own}") / f"torsh-benchmark-{os.getpid()}"
@@ -103,7 +105,7 @@ def quota_group() -> Iterator[str]:
 
 
 def conduct(scene: Scene, rank: int, laid: Star | None) -> Outcome:
-    """One run, in which that rank is slow."""
+    """Run a scene in which `rank` is slow."""
     plan = {
         "cause": scene.cause,
         "rank": rank,
@@ -126,7 +128,7 @@ def conduct(scene: Scene, rank: int, laid: Star | None) -> Outcome:
         run(programs[0], _TIMEOUT)
         told = json.loads(result.read_text())
         found, whatif = first_found(folder), told["whatif"]
-        if scene.cause == "link" and found:  # no rank's own work is to be replaced
+        if scene.cause == "link" and found:  # no rank's own work is slow
             whatif = found["speedup"]
         return Outcome(rank, found, told["truth"], whatif)
 
@@ -134,7 +136,7 @@ def conduct(scene: Scene, rank: int, laid: Star | None) -> Outcome:
 def commands(
     scene: Scene, words: Sequence[str], laid: Star | None
 ) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """That of each node, and what it needs in its environment."""
+    """Yield the command of each node, and its additional environment."""
     torshrun = [sys.executable, "-m", "torshrun", "--straggler-threshold", _THRESHOLD]
     if laid is None:
         yield [*torshrun, "--nproc-per-node", str(scene.ranks), "--events", "events_0", *words], {}
@@ -148,7 +150,7 @@ def commands(
 
 
 def first_found(folder: Path) -> Mapping[str, Any] | None:
-    """The first straggler that an agent told of."""
+    """Return the first straggler that an agent reported."""
     lines = [line for file in folder.glob("events_*") for line in file.read_text().splitlines()]
     events = [json.loads(line) for line in lines]
     found = [event for event in events if event["event"] == "straggler_found"]
@@ -156,7 +158,7 @@ def first_found(folder: Path) -> Mapping[str, Any] | None:
 
 
 def report(name: str, scene: Scene, outcomes: Sequence[Outcome]) -> tuple[list[str], list[Check]]:
-    """A line, and what the bars say."""
+    """Return a line of the table, and the checks."""
     count = len(outcomes)
     alarms = sum(each.found is not None for each in outcomes)
     if not scene.cause:
@@ -166,7 +168,7 @@ def report(name: str, scene: Scene, outcomes: Sequence[Outcome]) -> tuple[list[s
     causes = sum(bool(each.found) and each.found["cause"] == scene.told for each in outcomes)  # type: ignore[index]
     steps = [each.found["step"] - SLOW_FROM + 1 for each in outcomes if each.found]
     truth = median(each.truth for each in outcomes)
-    # Of each run with its own truth: a link slows some runs by a third and others by two.
+    # Each run has its own truth: a link slows some runs by a third and others by two thirds.
     errors = [abs(each.whatif - each.truth) for each in outcomes if each.whatif]
     error = median(errors) if errors else None
     line = [
@@ -190,7 +192,7 @@ def conduct_all(scene: Scene, count: int) -> list[Outcome]:
     with contextlib.ExitStack() as stack:
         found = []
         for number in range(count):
-            # Anew for each run: what slows a link down stays with it.
+            # New for each run, as a slowed link stays slow.
             laid = stack.enter_context(star(scene.nodes)) if scene.nodes > 1 else None
             found.append(conduct(scene, number % scene.ranks, laid))
             say_if_wrong(scene, found[-1])
@@ -199,7 +201,7 @@ def conduct_all(scene: Scene, count: int) -> list[Outcome]:
 
 
 def say_if_wrong(scene: Scene, outcome: Outcome) -> None:
-    """What was told instead."""
+    """Print the wrong report, if it was wrong."""
     found = outcome.found
     told = found["text"] if found else "nothing was told"
     if not scene.cause:

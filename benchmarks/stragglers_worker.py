@@ -1,6 +1,7 @@
-"""One rank of a run of stragglers.py: `stragglers_worker.py PLAN RESULT`, started by torshrun.
+"""Runs one rank of stragglers.py: `stragglers_worker.py PLAN RESULT`, started by torshrun.
 
-It works, and meets the others, in STEPS steps; from step SLOW_FROM on one rank is slowed down.
+It works, and communicates with the others, in STEPS steps. From step SLOW_FROM on one rank is
+slowed down.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from torsh_runtime.monitoring.joining import Held
 
 STEPS, SLOW_FROM = 96, 60
 _FIRST = 6
-"""Steps before that are no measure: the program warms up."""
+"""First step that is measured, as the program warms up before."""
 _DATA, _WORK = 0.005, 0.025  # seconds of a step
 _MORE = 0.3  # times its own work
 _SETTLES = 2  # steps
 _BITS = 500e6
-"""Of a link that is slowed."""
+"""Bits per second of a slowed link."""
 _NICE = 3
-"""Of the rival, which makes the kernel give it about a third of the processor."""
+"""Niceness of the rival, with which the kernel gives it about a third of the processor."""
 
 
 class Slowed:
-    """What slows a rank down, as begin() has it until end()."""
+    """Slows a rank down from begin() until end()."""
 
     def __init__(self, cause: str) -> None:
         self.cause = cause
         self.data = 0.0
-        """Seconds more in each section "data"."""
+        """Additional seconds in each section "data"."""
         self._rival: subprocess.Popen[bytes] | None = None
 
     def begin(self) -> None:
@@ -61,7 +62,7 @@ class Slowed:
 
 
 def calibrated(seconds: float) -> Callable[[], None]:
-    """Work that takes a processor so long when nobody disturbs it."""
+    """Return a function that keeps a processor busy for `seconds` seconds if undisturbed."""
     array = np.ones(2048)
 
     def work(count: int) -> None:
@@ -78,7 +79,7 @@ def calibrated(seconds: float) -> Callable[[], None]:
 
 
 def train(plan: dict[str, Any]) -> list[float]:
-    """The steps; when each of them began, and the last one ended."""
+    """Do the steps, and return when each of them started and when the last one ended."""
     rank = tr.get_rank()
     slowed = Slowed(plan["cause"] if rank == plan["rank"] else "")
     if plan["uses_processor"]:
@@ -110,7 +111,7 @@ def train(plan: dict[str, Any]) -> list[float]:
 
 
 def of_steps(held: Held, first: int, end: int) -> Held:
-    """What the record holds of these steps: one more note tells where the last one ends."""
+    """Return the part of the record for these steps. One more note marks their end."""
     return held._replace(
         notes=[each for each in held.notes if each.kind != "step" or first <= each.value <= end]
     )

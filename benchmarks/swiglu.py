@@ -1,11 +1,13 @@
-"""Compiled tensor parallel layers beside torch's own: `python benchmarks/swiglu.py --help`.
+"""Compares compiled tensor parallel layers with torch's own.
 
-Four layers x + down(silu(gate(n)) * up(n)), n = norm(x), as Llama has them: of width 384, with
-8/3 as many features between, on 8 sequences of 256 tokens. They are cut over the ranks by
-`tr.parallelize` ("ours") and by torch's parallelize_module on Gloo, whose tensors are DTensors
-("gloo"); plain, and each layer compiled by torch.compile with Inductor, in one graph. Beside them
-the parts that a rank has, without communication ("bare"). Each step is a forward and a backward
-pass; ranks have one thread each.
+    python benchmarks/swiglu.py --help
+
+Four layers x + down(silu(gate(n)) * up(n)), n = norm(x), as in Llama, have width 384, with 8/3 as
+many features between, on 8 sequences of 256 tokens. They are cut over the ranks by `tr.parallelize`
+("ours") and by torch's parallelize_module on Gloo, whose tensors are DTensors ("gloo"); plain, and
+each layer compiled by torch.compile with Inductor, in one graph. They are also compared with a
+rank's parts, without communication ("bare"). Each step is a forward and a backward pass; ranks have
+one thread each.
 """
 
 from __future__ import annotations
@@ -51,12 +53,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--ranks", type=session.positive, default=2, help="default: 2")
     add("--here", action="store_true", help="use this interpreter's own torch")
     session.add_options(parser, seconds=4.0)
-    parser.set_defaults(timeout=600.0)  # a compiler takes its time where others compute, too
+    parser.set_defaults(timeout=600.0)  # a compiler is slow on a busy machine
     return session.with_defaults(parser.parse_args(arguments))
 
 
 def contenders(here: bool) -> list[Peer]:
-    """Ours and torch's, plain and compiled; torch's also with the allocator tuned as ours is."""
+    """Return ours and torch's, plain and compiled; torch's also with the allocator tuned."""
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(CACHE / "inductor")}
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     plain, tuned = {**base.env, **cache}, {**base.env, **cache, **TUNED}
@@ -69,21 +71,23 @@ def contenders(here: bool) -> list[Peer]:
 
 
 def work(ranks: int) -> session.Work:
-    """The one case; its size is that of the parameters."""
+    """Return the only case, with the size of the parameters."""
     nbytes = 4 * _DEPTH * _WIDTH * (8 * _WIDTH + 1)
     return [(Case("SwiGLU", ranks=ranks), (nbytes,))]
 
 
 def details(quick: bool) -> dict[str, object]:
-    """What the worker has to know besides: the model, and where torsh_runtime is."""
+    """Return further entries of the worker's plan: the model, and the location of torsh_runtime."""
     rows = 1 if quick else _ROWS
     shape = {"width": _WIDTH, "depth": _DEPTH, "rows": rows, "tokens": _TOKENS}
     return {"shape": {**shape, "model": "SwiGLU"}, "site": sysconfig.get_paths()["purelib"]}
 
 
 def report(rows: Sequence[Row], samples: Sequence[Sample], names: Sequence[str]) -> list[Check]:
-    """Print the step times; returns what the bars say. Raises WrongResultError if the losses are
-    not those of the whole model."""
+    """Print the step times, and return the checks.
+
+    Raises WrongResultError if the losses are not those of the whole model.
+    """
     compare_losses(samples)
     print("\nms of one forward and backward pass: the worst rank's median, over the runs")
     for row in rows:
@@ -97,7 +101,7 @@ def report(rows: Sequence[Row], samples: Sequence[Sample], names: Sequence[str])
 
 
 def checks(row: Row) -> list[Check]:
-    """The bars: as users find both."""
+    """Return the checks of this row, with both as users run them."""
     name = row.case.operation
     return [
         of_row(name, row, bar, row.ratio(*_RATIOS[bar]), limit, at_most=True)

@@ -1,4 +1,4 @@
-"""Plain text tables."""
+"""Renders figures as plain text tables."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from benchmarks.sizes import bus_factor, format_size
 
 MISSING = "-"
 Ratios = Mapping[str, Callable[[Row], float | None]]
-"""Columns after the times: title and value."""
+"""Title and value of the columns after the times."""
 
 
 def render(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """Columns aligned to the right under their header."""
+    """Return the columns aligned to the right under their header."""
     lines = [list(header), *map(list, body)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     padded = ("  ".join(map(str.rjust, line, widths)).rstrip() for line in lines)
@@ -21,17 +21,17 @@ def render(header: Sequence[str], body: Iterable[Sequence[str]]) -> str:
 
 
 def microseconds(value: float) -> str:
-    """Three significant digits at least, and never an exponent."""
+    """Return at least three significant digits, and never an exponent."""
     return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
 
 
 def ratio(value: float | None) -> str:
-    """Two decimals, or a dash for None."""
+    """Return two decimals, or a dash for None."""
     return MISSING if value is None else f"{value:.2f}"
 
 
 def medians(rows: Iterable[Row], libraries: Sequence[str], ratios: Ratios) -> str:
-    """The worst rank's median per library, ratios from runs of one state, our bandwidth."""
+    """Return a table of the slowest rank's medians, ratios within one state, and our bandwidth."""
     header = ["ranks", "bytes", *(f"{library} us" for library in libraries)]
     header += [*ratios, "bus GB/s", "state", "runs"]
     return render(header, [_line(row, libraries, ratios) for row in rows])
@@ -47,7 +47,7 @@ def _line(row: Row, libraries: Sequence[str], ratios: Ratios) -> list[str]:
 
 
 def bus_bandwidth(row: Row) -> str:
-    """Our bus bandwidth in GB/s (10^9 bytes)."""
+    """Return our bus bandwidth in GB/s (10^9 bytes)."""
     ours, operation = row.cells.get(OURS), row.case.operation
     if ours is None or row.state == NO_COMMON or operation == "barrier":
         return MISSING
@@ -56,7 +56,7 @@ def bus_bandwidth(row: Row) -> str:
 
 
 def means(rows: Iterable[Row], libraries: Sequence[str]) -> str:
-    """The back-to-back means beside the medians, from the same runs."""
+    """Return a table of the back-to-back means, from the same runs as the medians."""
     header = ["ranks", "bytes", *(f"{library} us" for library in libraries), "state"]
     body = []
     for row in rows:

@@ -1,8 +1,8 @@
-"""What the network itself carries: `tcp_speed.py listen` and `tcp_speed.py HOST PORT`.
+"""Measures the network itself: `tcp_speed.py listen` and `tcp_speed.py HOST PORT`.
 
-Two plain sockets: the round trip of 8 bytes, and the speed of large writes one way and both ways at
-once. The listener prints its port and then, as JSON, what was found, in us and GB/s (10^9 bytes a
-second, of one direction).
+Measures two plain sockets: the round trip of 8 bytes, and the speed of large writes one way and
+    both ways at once. The listener prints its port and then, as JSON, the results in us and GB/s
+    (10^9 bytes a second, of one direction).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TIMEOUT = 60.0
 
 
 def receive(link: socket.socket, nbytes: int) -> None:
-    """Take so many bytes and drop them."""
+    """Receive `nbytes` bytes, and discard them."""
     room = memoryview(bytearray(min(nbytes, _WRITE)))
     while nbytes:
         taken = link.recv_into(room[: min(nbytes, len(room))])
@@ -31,7 +31,7 @@ def receive(link: socket.socket, nbytes: int) -> None:
 
 
 def send(link: socket.socket) -> None:
-    """Give the whole amount in large writes."""
+    """Send the whole amount in large writes."""
     block = bytes(_WRITE)
     for _ in range(_TOTAL // _WRITE):
         link.sendall(block)
@@ -46,7 +46,7 @@ def both_ways(link: socket.socket) -> None:
 
 
 def measure(link: socket.socket) -> dict[str, float]:
-    """The side that asks and takes the times: the median round trip, the best speeds."""
+    """Run the side that measures, and return the median round trip and the best speeds."""
     trips = [_seconds(lambda: ask(link)) for _ in range(_WARM + _TRIPS)]
     one_way = [_seconds(lambda: receive(link, _TOTAL)) for _ in range(_REPEATS)]
     both = [_seconds(lambda: both_ways(link)) for _ in range(_REPEATS)]
@@ -58,7 +58,7 @@ def measure(link: socket.socket) -> dict[str, float]:
 
 
 def ask(link: socket.socket) -> None:
-    """One round trip."""
+    """Do one round trip."""
     link.sendall(bytes(8))
     receive(link, 8)
 
@@ -70,7 +70,7 @@ def _seconds(action: Callable[[], None]) -> float:
 
 
 def answer(link: socket.socket) -> None:
-    """The other side, which does as it is asked."""
+    """Run the other side, which answers the measurements."""
     for _ in range(_WARM + _TRIPS):
         receive(link, 8)
         link.sendall(bytes(8))

@@ -1,9 +1,11 @@
-"""Tensor parallel steps of torch beside torch's own: `python benchmarks/tensor_parallel.py --help`.
+"""Compares tensor parallel training steps of torch models with torch's own tensor parallelism.
 
-Two blocks of a transformer, cut over the ranks by `tr.parallelize` ("ours") and by torch's
-parallelize_module on Gloo, as users find it and with the allocator tuned as ours tunes it. Beside
-them the parts that a rank has, without communication ("bare"), and the whole in one process with as
-many threads as there are ranks ("one").
+    python benchmarks/tensor_parallel.py --help
+
+Two blocks of a transformer are cut over the ranks by `tr.parallelize` ("ours") and by torch's
+parallelize_module on Gloo, as users run it and with the allocator tuned as torsh tunes it. They are
+also compared with a rank's parts, without communication ("bare"), and with the whole in one process
+with as many threads as ranks ("one").
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _BARS: Mapping[int, Mapping[str, float]] = {
     256: {"ours/gloo": 0.6, "ours/bare": 1.12},
     16: {"ours/gloo": 0.3, "ours/bare": 1.2},
 }
-"""By the number of tokens."""
+"""Largest ratios by number of tokens."""
 _WORKER = HERE / "tensor_parallel_worker.py"
 _ITERATIONS = (3, 1000)
 
@@ -54,7 +56,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def contenders(here: bool) -> list[Peer]:
-    """Ours; torch's as it is found and tuned; and what needs no communication, tuned as ours is."""
+    """Return ours, torch's untuned and tuned, and those without communication, tuned like ours."""
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     tuned = {**base.env, **TUNED}
     return [
@@ -67,19 +69,19 @@ def contenders(here: bool) -> list[Peer]:
 
 
 def work(ranks: int, quick: bool) -> session.Work:
-    """One case for each number of tokens, or the first one; its size is that of the parameters."""
+    """Return one case for each number of tokens, or only the first, with the size of parameters."""
     nbytes = 4 * _DEPTH * _WIDTH * (12 * _WIDTH + 13)
     cases = [*_BARS][:1] if quick else _BARS
     return [(Case(f"{tokens} tokens", ranks=ranks), (nbytes,)) for tokens in cases]
 
 
 def start(peer: Peer, case: Case, plan: Path) -> Sequence[str]:
-    """All ranks of one contender."""
+    """Return the command for all ranks of one contender."""
     return [peer.python, str(SPAWN), str(case.ranks), str(_WORKER), str(plan)]
 
 
 def details(case: Case, quick: bool) -> dict[str, object]:
-    """What the worker has to know besides: the model, and where torsh_runtime is."""
+    """Return further entries of the worker's plan: the model, and the location of torsh_runtime."""
     width = 64 * case.ranks if quick else _WIDTH
     shape = {"width": width, "depth": _DEPTH, "tokens": _tokens(case)}
     return {"shape": shape, "site": sysconfig.get_paths()["purelib"]}
@@ -90,8 +92,10 @@ def _tokens(case: Case) -> int:
 
 
 def report(rows: Sequence[Row], samples: Sequence[Sample], names: Sequence[str]) -> list[Check]:
-    """Print the step times; returns what the bars say. Raises WrongResultError if the losses are
-    not those of the whole model."""
+    """Print the step times, and return the checks.
+
+    Raises WrongResultError if the losses are not those of the whole model.
+    """
     compare_losses(samples)
     header = ["step of", *(f"{name} ms" for name in names)]
     print("\nms of one step: the worst rank's median, over the runs")
@@ -111,7 +115,7 @@ def _line(row: Row, names: Sequence[str]) -> list[str]:
 
 
 def checks(row: Row) -> list[Check]:
-    """The bars of this row: as users find both."""
+    """Return the checks of this row, with both as users run them."""
     name = row.case.operation
     return [
         of_row(name, row, bar, row.ratio(*_RATIOS[bar]), limit, at_most=True)

@@ -1,10 +1,9 @@
-"""One rank of a run of tensor parallel steps: `tensor_parallel_worker.py PLAN.json`, started by
-spawn.py.
+"""Runs one rank of tensor parallel steps: `tensor_parallel_worker.py PLAN.json`, by spawn.py.
 
-The plan names who cuts the model: "ours", "gloo", which is torch's own on that backend, "bare",
-which trains the parts that a rank would have without communication, or "one", where rank 0 trains
-the whole on two threads while the others sleep. Each rank leaves its figures in `rank-<n>.json`
-beside the plan.
+The plan names the library that cuts the model: "ours", "gloo", which is torch's own on that
+backend, "bare", which trains a rank's parts without communication, or "one", where rank 0 trains
+the whole on as many threads as ranks while the others sleep. Each rank writes its figures to
+`rank-<n>.json` beside the plan.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from torch_worker import join, measure
 _CHECKED_STEPS = 3
 _HEAD = 64
 _COLUMNS, _ROWS = ("query", "key", "value", "up"), ("out", "down")
-"""Layers of Block."""
+"""Layers of Block that are cut by columns and by rows."""
 _SWIGLU = ("gate", "up"), ("down",)
 
 
 class Block(nn.Module):
-    """Attention and an MLP, as users write them; of several parts it has the first."""
+    """Implements attention and an MLP, as users write them. Of several parts it has the first."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()
@@ -53,7 +52,7 @@ class Block(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """An MLP as Llama has it; of several parts it has the first."""
+    """Implements an MLP as in Llama. Of several parts it has the first."""
 
     def __init__(self, width: int, parts: int) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ class SwiGLU(nn.Module):
 
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]
-"""Of layers that are cut by columns and by rows."""
+"""Names of layers that are cut by columns and by rows."""
 
 
 def by_ours(model: nn.Module, names: Names) -> None:
@@ -95,7 +94,7 @@ _CUT: dict[str, Callable[[nn.Module, Names], None]] = {"ours": by_ours, "gloo": 
 
 
 def training_step(model: nn.Module, width: int, tokens: int) -> Callable[[], float]:
-    """One step on the same tokens as all ranks, which returns its loss."""
+    """Return a function that does a step on the same tokens as all ranks, and returns its loss."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     torch.manual_seed(1)
     data, target = torch.randn(1, tokens, width), torch.randn(1, tokens, width)
@@ -111,7 +110,10 @@ def training_step(model: nn.Module, width: int, tokens: int) -> Callable[[], flo
 
 
 def passes(model: nn.Module, width: int, rows: int, tokens: int) -> Callable[[], float]:
-    """A forward and a backward pass on the same tokens as all ranks, which returns the loss."""
+    """Return a function that does a forward and a backward pass, and returns the loss.
+
+    All ranks use the same tokens.
+    """
     torch.manual_seed(1)
     data, target = torch.randn(rows, tokens, width), torch.randn(rows, tokens, width)
 
@@ -125,7 +127,7 @@ def passes(model: nn.Module, width: int, rows: int, tokens: int) -> Callable[[],
 
 
 def measured(plan: dict[str, Any], library: str) -> Callable[[], float]:
-    """What is to be timed, of the model that the plan names."""
+    """Return the function to time, for the model that the plan names."""
     shape = plan["shape"]
     is_swiglu = shape.get("model") == "SwiGLU"
     torch.manual_seed(0)
@@ -143,7 +145,7 @@ def measured(plan: dict[str, Any], library: str) -> Callable[[], float]:
 
 
 def measure_alone(step: Callable[[], float], plan: dict[str, Any], probe: Probe) -> dict[str, Any]:
-    """Rank 0's figures, on as many threads as there are ranks; the others' are its, too."""
+    """Measure rank 0 on as many threads as there are ranks, and return its figures on all ranks."""
     threads = dist.get_world_size()
     own = [dist.new_group([rank]) for rank in range(threads)]
     found: list[Any] = [None]

@@ -1,4 +1,4 @@
-"""Times of calls, and the machine's state between them, as one rank sees them."""
+"""Measures times of calls, and the machine's state between them, on one rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PROBE_TIMEOUT = 60.0
 
 
 def loop(call: Call, count: int) -> float:
-    """Mean seconds of calls made back to back."""
+    """Return the mean seconds of back-to-back calls."""
     start = time.perf_counter()
     for _ in range(count):
         call()
@@ -21,7 +21,7 @@ def loop(call: Call, count: int) -> float:
 
 
 def each(call: Call, count: int) -> list[int]:
-    """Nanoseconds of every single call."""
+    """Return the nanoseconds of every single call."""
     clock, times = time.perf_counter_ns, [0] * count
     for index in range(count):
         start = clock()
@@ -31,12 +31,12 @@ def each(call: Call, count: int) -> list[int]:
 
 
 def typical(call: Call, count: int) -> float:
-    """Median seconds of one call."""
+    """Return the median seconds of one call."""
     return statistics.median(each(call, count)) / 1e9
 
 
 def figures(call: Call, count: int) -> dict[str, float]:
-    """What is kept of `count` single calls and as many made back to back, in microseconds."""
+    """Return the figures of `count` single calls and as many back-to-back ones, in microseconds."""
     times = sorted(each(call, count))
     return {
         "iterations": count,
@@ -50,21 +50,21 @@ def figures(call: Call, count: int) -> dict[str, float]:
 
 
 class Probe:
-    """The round trip between two CPUs, measured by rank 0 while all other ranks sleep."""
+    """Measures the round trip between two CPUs on rank 0 while all other ranks sleep."""
 
     def __init__(self, pingpong: Sequence[str] | None, folder: Path, rank: int) -> None:
-        """`folder` is one that all ranks see."""
+        """Take the command to run. `folder` must be accessible to all ranks."""
         self._pingpong, self._folder, self._rank = pingpong, folder, rank
         self._looks = 0
 
     def look(self) -> float | None:
-        """The round trip in ns, on every rank; None where it cannot be measured."""
+        """Return the round trip in ns, on every rank; None if it cannot be measured."""
         if self._pingpong is None:
             return None
         self._looks += 1
         answer = self._folder / f"probe-{self._looks}"
         if self._rank == 0:
-            time.sleep(0.005)  # the others may still be on their way out of the last operation
+            time.sleep(0.005)  # the others may still be leaving the last operation
             publish(answer, subprocess.run(self._pingpong, stdout=-1, timeout=30).stdout)
         deadline = time.monotonic() + _PROBE_TIMEOUT
         while not answer.exists():
@@ -76,7 +76,7 @@ class Probe:
 
 
 def publish(path: Path, content: bytes) -> None:
-    """Let the file appear under its name only when it is complete."""
+    """Make the file appear under its name only when it is complete."""
     fresh = path.with_suffix(".new")
     fresh.write_bytes(content)
     fresh.replace(path)

@@ -1,13 +1,16 @@
-"""Training steps of torch on our backend beside Gloo: `python benchmarks/torch_steps.py --help`.
+"""Compares training steps of torch on torsh's backend with Gloo.
 
-Ordinary DistributedDataParallel and FSDP2 scripts, in which only the backend's name differs, or
-("unedited") nothing at all, as under `torshrun --torch-backend torsh`, or ("ours") the wrapper is
-torsh_runtime's own, or ("horovod") the optimizer is one of our Horovod interface; two ranks with
-one thread each. As users find the backends: torsh tunes glibc's allocator by itself, Gloo does not;
-and with both tuned. Beside them the bare model, which does not communicate.
+    python benchmarks/torch_steps.py --help
 
-DDP is 10 Linear layers, whose gradients are much beside what is computed; GPT a small transformer
-with much to compute; "alone" the layers of DDP on one rank.
+The scripts are ordinary ones with DistributedDataParallel and FSDP2. They differ in the backend's
+name alone, or ("unedited") in nothing, as under `torshrun --torch-backend torsh`, or ("ours") the
+wrapper is torsh_runtime's own, or ("horovod") the optimizer is one of torsh's Horovod interface.
+There are two ranks with one thread each. The backends run as users find them, where torsh tunes
+glibc's allocator by itself and Gloo does not, and with both tuned. The bare model, which does not
+communicate, is also measured.
+
+DDP is 10 Linear layers, whose gradients are large compared with their computing; GPT a small
+transformer with much computing; "alone" the layers of DDP on one rank.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ TUNED = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_TOP_PAD_": str(256 * 2**20),
 }
-"""Freed memory stays with the process, as torsh sets it up by mallopt."""
+"""Variables that keep freed memory in the process, as torsh does by mallopt."""
 OWN, TORSH, UNEDITED, BARE, AS_FOUND = "ours", "torsh", "unedited", "bare", "gloo"
 HOROVOD = "horovod"
 _RATIOS = {
@@ -52,23 +55,23 @@ _RATIOS = {
 _WORKER = HERE / "torch_worker.py"
 _ITERATIONS = (3, 200)
 _NEAR_ENOUGH = 1e-4
-"""Of the losses after a few steps, relative: sums may be formed in another order."""
+"""Relative tolerance of the losses after a few steps, as sums may be in a different order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """Layers of one width: Linear ones, or of a transformer on sequences of 64."""
+    """Describes layers of one width: Linear ones, or of a transformer on sequences of 64."""
 
     width: int
     depth: int
     batch: int
     limits: Mapping[str, float]
-    """Of ratios of step times."""
+    """Largest ratios of step times."""
     ranks: int | None = None
-    """None: as the command line says."""
+    """Number of ranks; None: that of the command line."""
 
     def nbytes(self, name: str) -> int:
-        """Of its parameters."""
+        """Return the bytes of its parameters."""
         layer = self.width * (12 * self.width + 13 if name == "GPT" else self.width + 1)
         return 4 * self.depth * layer
 
@@ -112,8 +115,9 @@ def _models(text: str) -> tuple[str, ...]:
 
 
 def contenders(here: bool, quick: bool = False) -> list[Peer]:
-    """torsh, Gloo and no communication, each as it is found and the last two tuned as well, unless
-    it shall be quick: they differ in their environment alone.
+    """Return torsh, Gloo and no communication; the last two also tuned, unless `quick`.
+
+    They differ only in their environment.
     """
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     torsh = replace(base, name=TORSH)
@@ -127,7 +131,7 @@ def contenders(here: bool, quick: bool = False) -> list[Peer]:
 
 
 def work(names: Sequence[str], ranks: int) -> session.Work:
-    """One case for each model; its size is that of its parameters."""
+    """Return one case for each model, with the size of its parameters."""
     models = [(name, MODELS[name]) for name in names]
     return [
         (Case(name, ranks=model.ranks or ranks), (model.nbytes(name),)) for name, model in models
@@ -135,12 +139,12 @@ def work(names: Sequence[str], ranks: int) -> session.Work:
 
 
 def start(peer: Peer, case: Case, plan: Path) -> Sequence[str]:
-    """All ranks of one contender."""
+    """Return the command for all ranks of one contender."""
     return [peer.python, str(SPAWN), str(case.ranks), str(_WORKER), str(plan)]
 
 
 def details(case: Case, quick: bool) -> dict[str, object]:
-    """What torch_worker.py has to know besides: the model, and where torsh_runtime is."""
+    """Return further entries of torch_worker.py's plan: the model, and torsh_runtime's location."""
     model = MODELS[case.operation]
     shape = {"width": model.width, "depth": model.depth, "batch": model.batch}
     if quick:
@@ -149,8 +153,10 @@ def details(case: Case, quick: bool) -> dict[str, object]:
 
 
 def report(rows: Sequence[Row], samples: Sequence[Sample], names: Sequence[str]) -> list[Check]:
-    """Print the step times; returns what the bars say. Raises WrongResultError if torsh trains
-    otherwise than Gloo."""
+    """Print the step times, and return the checks.
+
+    Raises WrongResultError if torsh's losses differ from Gloo's.
+    """
     compare_losses(samples)
     header = ["model", *(f"{name} ms" for name in names)]
     print("\nms of one step: the worst rank's median, over the runs")
@@ -168,7 +174,7 @@ def _line(row: Row, names: Sequence[str]) -> list[str]:
 
 
 def checks(row: Row) -> list[Check]:
-    """The bars of this row: as users find both."""
+    """Return the checks of this row, with both as users run them."""
     name = row.case.operation
     return [
         of_row(name, row, bar, row.ratio(*_RATIOS[bar]), limit, at_most=True)
@@ -177,7 +183,10 @@ def checks(row: Row) -> list[Check]:
 
 
 def compare_losses(samples: Sequence[Sample]) -> None:
-    """After the same steps each rank must have the same loss on both backends."""
+    """Check that after the same steps each rank has the same loss on both backends.
+
+    Raises WrongResultError otherwise.
+    """
     known: dict[tuple[Case, int], Sequence[float]] = {}
     for sample in samples:
         if sample.library.startswith(BARE):

@@ -1,9 +1,9 @@
-"""One rank of a run of torch training steps: `torch_worker.py PLAN.json`, started by spawn.py.
+"""Runs one rank of torch training steps: `torch_worker.py PLAN.json`, started by spawn.py.
 
 The script is an ordinary one; only the backend's name differs. The plan names it: "torsh", "gloo",
-"unedited", which asks for gloo and has torsh in its stead, "ours", where the wrapper is ours, too,
-"horovod", where a DistributedOptimizer of Horovod's interface is in the wrapper's place, or "bare",
-which trains on each rank by itself, without communication. Each rank leaves its figures in
+"unedited", which asks for gloo and gets torsh instead, "ours", where the wrapper is torsh's, too,
+"horovod", where a DistributedOptimizer of Horovod's interface replaces the wrapper, or "bare",
+which trains on each rank alone, without communication. Each rank writes its figures to
 `rank-<n>.json` beside the plan.
 """
 
@@ -30,11 +30,11 @@ _TIMEOUT = timedelta(seconds=120)
 
 
 def join(plan: dict[str, Any]) -> str:
-    """Make the default group; what the plan calls the contender's first word."""
+    """Create the default group, and return the first word of the contender's name."""
     library: str = plan["library"].split()[0]
     is_torsh = library in ("ours", "horovod", "torsh", "unedited")
     if is_torsh:
-        site.addsitedir(plan["site"])  # where torsh_runtime is, after torch's own environment
+        site.addsitedir(plan["site"])  # for torsh_runtime, after torch's own environment
         import torsh_runtime.integrations.torch  # noqa: F401  (registers the backend)
     name = "torsh" if is_torsh and library != "unedited" else "gloo"
     dist.init_process_group(name, timeout=_TIMEOUT)
@@ -43,14 +43,14 @@ def join(plan: dict[str, Any]) -> str:
 
 
 def layers(width: int, depth: int) -> nn.Sequential:
-    """So many Linear layers of one width with ReLU between them; the same on all ranks."""
+    """Return `depth` Linear layers of one width with ReLU between them, the same on all ranks."""
     torch.manual_seed(0)
     linear = [nn.Linear(width, width) for _ in range(depth)]
     return nn.Sequential(*(module for layer in linear for module in (layer, nn.ReLU())))
 
 
 class Transformer(nn.Module):
-    """Encoder layers of one width, on rows of 64 tokens each."""
+    """Applies encoder layers of one width to rows of 64 tokens each."""
 
     def __init__(self, width: int, depth: int) -> None:
         super().__init__()
@@ -62,18 +62,20 @@ class Transformer(nn.Module):
         self.layers = nn.Sequential(*made)
 
     def forward(self, data: torch.Tensor) -> torch.Tensor:
-        """(batch, width) to the same: each row is spread over 64 places first."""
+        """Return a tensor of the input's shape (batch, width). Each row is spread over 64 tokens
+        first.
+        """
         places = torch.linspace(-1, 1, 64)[None, :, None]
         return self.layers(data[:, None, :] * places).mean(1)
 
 
 def ddp(model: nn.Module) -> nn.Module:
-    """Gradients averaged by DistributedDataParallel."""
+    """Wrap the model in torch's DistributedDataParallel."""
     return nn.parallel.DistributedDataParallel(model)
 
 
 def own_ddp(model: nn.Module) -> nn.Module:
-    """The same by ours."""
+    """Wrap the model in torsh's DistributedDataParallel."""
     from torsh_runtime.parallel.ddp import DistributedDataParallel
 
     wrapper: nn.Module = DistributedDataParallel(model)
@@ -81,7 +83,7 @@ def own_ddp(model: nn.Module) -> nn.Module:
 
 
 def own_fsdp(model: nn.Module) -> nn.Module:
-    """The same by our FullyShardedDataParallel."""
+    """Wrap the model in torsh's FullyShardedDataParallel."""
     from torsh_runtime.parallel.fsdp import FullyShardedDataParallel
 
     wrapper: nn.Module = FullyShardedDataParallel(model)
@@ -89,7 +91,7 @@ def own_fsdp(model: nn.Module) -> nn.Module:
 
 
 def fsdp(model: nn.Sequential) -> nn.Module:
-    """Parameters, gradients and optimizer state sharded by FSDP2, layer by layer."""
+    """Shard parameters, gradients and optimizer state by FSDP2, layer by layer."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -108,19 +110,21 @@ _WRAPPERS: dict[tuple[str, bool], Callable[[Any], nn.Module]] = {
 
 
 def horovods(optimizer: torch.optim.Optimizer, model: nn.Module) -> Any:
-    """The optimizer with gradients averaged as Horovod's does."""
+    """Return the optimizer, which averages gradients as Horovod's does."""
     import torsh_runtime.integrations.horovod.torch as hvd
 
     port = torch.tensor([free_port()])
     dist.broadcast(port, 0)
-    os.environ["MASTER_PORT"] = str(int(port))  # torch's own store listens where it was
+    os.environ["MASTER_PORT"] = str(int(port))  # torch's own store uses the old port
     hvd.init()
     return hvd.DistributedOptimizer(optimizer, model.named_parameters())
 
 
 def training_step(model: nn.Module, width: int, batch: int, averages: bool) -> Callable[[], float]:
-    """One step on this rank's own batch, which returns its loss. averages: whether the optimizer
-    averages gradients."""
+    """Return a function that does a step on this rank's own batch, and returns its loss.
+
+    averages: whether the optimizer averages gradients.
+    """
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.01)
     if averages:
         optimizer = horovods(optimizer, model)
@@ -138,7 +142,7 @@ def training_step(model: nn.Module, width: int, batch: int, averages: bool) -> C
 
 
 def agreed(count: float, bounds: tuple[int, int], group: Any = None) -> int:
-    """Rank 0's count, within the bounds, on all ranks."""
+    """Return rank 0's count, within the bounds, on all ranks."""
     low, high = bounds
     chosen = torch.tensor([min(max(int(count), low), high)])
     dist.broadcast(chosen, 0, group)
@@ -146,7 +150,7 @@ def agreed(count: float, bounds: tuple[int, int], group: Any = None) -> int:
 
 
 def measure(step: Call, plan: dict[str, Any], probe: Probe, group: Any = None) -> dict[str, Any]:
-    """Warm up, then time the steps between two looks at the machine; of all ranks or a group."""
+    """Warm up, then time the steps of all ranks or a group, between two probes of the machine."""
     typically = typical(step, _CHECKED_STEPS)
     count = agreed(plan["seconds"] / 2 / typically, plan["iterations"], group)
     before = probe.look()

@@ -1,8 +1,9 @@
-"""What it costs a training that its timeline is traced: `python benchmarks/trace.py --bars`.
+"""Measures the cost of tracing a training's timeline.
 
-Two ranks under torshrun train a model with torch and our DistributedDataParallel. Rounds of steps
-follow each other in turns: as it is, while `torshctl trace` follows the job, and with torch's
-profiler.
+    python benchmarks/trace.py --bars
+
+Two ranks under torshrun train a model with torch and torsh's DistributedDataParallel. Rounds of
+steps alternate: undisturbed, while `torshctl trace` follows the job, and with torch's profiler.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _model() -> Any:
 
 
 def _tracer(folder: Path) -> int:
-    """The pid of the process that traces, once it does."""
+    """Return the pid of the tracing process, once it is tracing."""
     (folder / "ready").touch()
     while not (folder / _TRACER).exists():
         time.sleep(0.01)
@@ -97,10 +98,10 @@ def _tracer(folder: Path) -> int:
 
 @contextmanager
 def _traced(tracer: int, *, is_on: bool) -> Iterator[None]:
-    """Let the process that traces run, or stand still. Other ranks than the first do nothing."""
+    """Let the tracing process run, or stop it. Ranks other than the first do nothing."""
     if tracer:
         os.kill(tracer, signal.SIGCONT if is_on else signal.SIGSTOP)
-        time.sleep(0.1)  # it catches up
+        time.sleep(0.1)  # lets it catch up
     yield
 
 
@@ -116,7 +117,7 @@ def _profiled(is_on: bool) -> Any:
 
 
 def be_tracer(folder: Path, agent: int) -> None:
-    """As torshctl trace does it, with what that took."""
+    """Trace like torshctl trace, and record the cost."""
     from torsh_runtime.monitoring.trace_file import write_trace
     from torshrun.ctl.trace.joined import Joined
     from torshrun.ctl.trace.live import follow, jobs_of
@@ -149,7 +150,7 @@ def _begin(folder: Path) -> None:
 
 
 def measured(folder: Path, rounds: int, steps: int) -> tuple[dict[str, list[float]], Any]:
-    """Seconds of a step in each round, by kind, and the figures of the process that traces."""
+    """Return the seconds of a step in each round, by kind, and the tracing process's figures."""
     script = str(Path(__file__).resolve())
     given = ["--folder", str(folder), "--rounds", str(rounds), "--steps", str(steps)]
     job = subprocess.Popen(
@@ -176,7 +177,7 @@ def measured(folder: Path, rounds: int, steps: int) -> tuple[dict[str, list[floa
 
 
 def report(found: dict[str, list[float]], figures: Any, rounds: int, steps: int) -> list[Check]:
-    """Print a line for each; what the bars say."""
+    """Print a line for each kind, and return the checks."""
     rows, ratios = [], {}
     for kind in _KINDS:
         each = [a / b for a, b in zip(found[kind], found["alone"], strict=True)]

@@ -1,8 +1,10 @@
-"""Where one algorithm gives way to the next on this machine: `python benchmarks/tune.py --help`.
+"""Finds the limits between algorithms that are fastest on this machine.
 
-Measures all_reduce of the native backend with different limits, and writes those that were fastest
-to the file that the backend reads. By itself it measures within this node. For the limits between
-nodes start it as a job on them, with one worker each; then only those are measured:
+    python benchmarks/tune.py --help
+
+Measures all_reduce of the native backend with different limits, and writes the fastest to the file
+that the backend reads. Without a job it measures within this node. For the limits between nodes
+start it as a job on them, with one worker each; then only those are measured:
 
     torshrun --nproc-per-node 1 ... benchmarks/tune.py
 """
@@ -43,7 +45,7 @@ STREAMS = "TORSH_SOCKET_STREAMS"
 _KI, _MI = 2**10, 2**20
 _WHOLE_SIZES = tuple(_KI << step for step in range(7))
 _BLOCKS = tuple(block * _KI for block in (512, 64, 128, 256, 1024, 2048))
-"""The first is kept where no other is clearly faster."""
+"""Sizes of blocks in bytes. The first is kept unless another one is clearly faster."""
 _BLOCK_SIZES = (_MI, 8 * _MI, 64 * _MI)
 _TREE_SIZES = tuple(_KI << step for step in range(11))
 _STREAMS = (2, 1, 4, 8)
@@ -53,7 +55,7 @@ _TIMEOUT = 900.0
 
 
 def whole_limit(trials: Trials, sizes: Sequence[int]) -> int:
-    """Up to where every rank had better reduce everything by itself."""
+    """Return the size up to which every rank should reduce everything by itself."""
     settings = [Setting("shm", {"whole_limit": limit}) for limit in (sizes[-1], 0)]
     found = trials.times(settings, sizes)
     show("whole_limit", dict(zip(("reduced by all", "in blocks"), found, strict=True)))
@@ -61,7 +63,7 @@ def whole_limit(trials: Trials, sizes: Sequence[int]) -> int:
 
 
 def block_bytes(trials: Trials, sizes: Sequence[int], whole: int) -> int:
-    """How large the blocks of large buffers had better be."""
+    """Return the best size of the blocks of large buffers."""
     blocks = [block for block in _BLOCKS if block >= whole]
     settings = [Setting("shm", {"whole_limit": whole, "block_bytes": block}) for block in blocks]
     found = dict(zip(blocks, trials.times(settings, sizes), strict=True))
@@ -70,7 +72,7 @@ def block_bytes(trials: Trials, sizes: Sequence[int], whole: int) -> int:
 
 
 def tree(trials: Trials, sizes: Sequence[int], local_ranks: int) -> int:
-    """Up to how many bytes of one rank of a node a tree is better than rings."""
+    """Return the bytes of one rank of a node up to which a tree is better than rings."""
     settings = [Setting("tcp", {"tree": limit}) for limit in (sizes[-1], 0)]
     found = trials.times(settings, sizes)
     show("tree", dict(zip(("tree", "rings"), found, strict=True)))
@@ -78,7 +80,7 @@ def tree(trials: Trials, sizes: Sequence[int], local_ranks: int) -> int:
 
 
 def streams(trials: Trials, sizes: Sequence[int]) -> int:
-    """How many data connections large messages between two ranks had better use."""
+    """Return the best number of data connections for large messages between two ranks."""
     settings = [Setting("tcp", environment={STREAMS: str(number)}) for number in _STREAMS]
     found = dict(zip(_STREAMS, trials.times(settings, sizes), strict=True))
     show(STREAMS, {str(number): times for number, times in found.items()})
@@ -86,7 +88,7 @@ def streams(trials: Trials, sizes: Sequence[int]) -> int:
 
 
 def show(what: str, found: Mapping[str, Times]) -> None:
-    """Print the times of each choice, in us; rank 0 alone."""
+    """Print the times of each choice, in us; only on rank 0."""
     if tr.get_rank():
         return
     sizes = sorted(next(iter(found.values())))
@@ -98,14 +100,14 @@ def show(what: str, found: Mapping[str, Times]) -> None:
 
 
 def within_node(trials: Trials, few: int | None) -> dict[str, Any]:
-    """The part of the file about this number of ranks in a node."""
+    """Return the file's part about this number of ranks in a node."""
     whole = whole_limit(trials, _WHOLE_SIZES[:few])
     block = block_bytes(trials, _BLOCK_SIZES[:few], whole)
     return {"shm": {str(tr.get_world_size()): {"whole_limit": whole, "block_bytes": block}}}
 
 
 def between_nodes(trials: Trials, few: int | None) -> dict[str, Any]:
-    """The part about the network; how many connections, an environment variable has to say."""
+    """Return the file's part about the network. An environment variable sets the connections."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     limit = tree(trials, _TREE_SIZES[:few], local)
     number = streams(trials, _STREAM_SIZES[:few])
@@ -113,7 +115,7 @@ def between_nodes(trials: Trials, few: int | None) -> dict[str, Any]:
 
 
 def be_rank(options: argparse.Namespace) -> int:
-    """One rank's part; rank 0 writes what was found."""
+    """Run one rank's part. Rank 0 writes the results."""
     world, few = os.environ["WORLD_SIZE"], _QUICK_SIZES if options.quick else None
     measure = within_node if os.environ.get("LOCAL_WORLD_SIZE", world) == world else between_nodes
     with (
@@ -127,7 +129,7 @@ def be_rank(options: argparse.Namespace) -> int:
 
 
 def write(path: Path, found: Mapping[str, Any]) -> None:
-    """Put it into the file, beside what is known of other numbers of ranks."""
+    """Write the results to the file, and keep those of other numbers of ranks."""
     content = merged(_present(path), found) | {"version": VERSION, "machine": machine.describe()}
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(f".{os.getpid()}")
@@ -137,12 +139,12 @@ def write(path: Path, found: Mapping[str, Any]) -> None:
 
 
 def merged(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """The known with what was found in its place."""
+    """Return the known content, updated with the results."""
     return {**known, **found, "shm": {**known.get("shm", {}), **found.get("shm", {})}}
 
 
 def _present(path: Path) -> dict[str, Any]:
-    """The file as it is; nothing if it is not there or of another version."""
+    """Return the file's content; nothing if it does not exist or has another version."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -177,13 +179,13 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _usual_ranks() -> tuple[int, ...]:
-    """2, 4, 8, 16, up to twice the CPUs: other numbers take the next lower one's limits."""
+    """Return 2, 4, 8, 16, up to twice the CPUs. Other numbers use the next lower one's limits."""
     cpus = len(os.sched_getaffinity(0))
     return tuple(ranks for ranks in (2, 4, 8, 16) if ranks <= max(2 * cpus, 2))
 
 
 def launch(options: argparse.Namespace, ranks: int) -> None:
-    """Run this script on so many ranks. Raises RunError if that fails."""
+    """Run this script on `ranks` ranks. Raises RunError if that fails."""
     arguments = [
         "--rounds",
         options.rounds,

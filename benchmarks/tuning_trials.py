@@ -1,4 +1,4 @@
-"""Times of all_reduce in groups with different limits, and which limits they speak for."""
+"""Measures all_reduce in groups with different limits, and finds the best limits."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ VERSION = 1
 VARIABLE = "TORSH_TUNING"
 _FEWEST, _MOST = 3, 2000
 _CLEARLY = 0.97
-"""Another value than the first must be this much faster on average: less is chance."""
+"""Ratio to the first value below which another one is clearly faster on average, not by chance."""
 
 Times = Mapping[int, float]
-"""Seconds of one call by size in bytes."""
+"""Seconds of one call, by size in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a group is made with."""
+    """Describes the settings of a group."""
 
     section: str
-    """Of the tuning file: "shm" or "tcp"."""
+    """Section of the tuning file: "shm" or "tcp"."""
     limits: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Trials:
-    """Groups of all ranks, made afresh for each setting; every rank learns the same times."""
+    """Makes new groups of all ranks for each setting. Every rank gets the same times."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        """Makes the default group, with built-in limits; close() ends it.
+        """Create the default group, with built-in limits; close() ends it.
 
-        `folder` is for this rank's files."""
+        `folder` is for this rank's files.
+        """
         self._rounds, self._seconds = options.rounds, options.seconds
         self._path = folder / "trial.json"
         self._path.write_text(json.dumps({"version": VERSION}))
@@ -57,7 +58,9 @@ class Trials:
         tr.destroy_process_group()
 
     def times(self, settings: Sequence[Setting], sizes: Sequence[int]) -> list[Times]:
-        """For each setting the worst rank's median at each size, over interleaved rounds."""
+        """Return, for each setting, the slowest rank's median at each size, over interleaved
+        rounds.
+        """
         taken: list[dict[int, list[float]]] = [{size: [] for size in sizes} for _ in settings]
         for _ in range(self._rounds):
             for setting, mine in zip(settings, taken, strict=True):
@@ -95,10 +98,10 @@ def _content(setting: Setting) -> dict[str, object]:
 
 
 def crossover(small: Times, large: Times) -> int:
-    """The size up to which `small` had better be used, and `large` above; 0 if never.
+    """Return the size up to which `small` should be used, and `large` above; 0 if never.
 
-    The choice with the least times on average (geometric): one that chance has made slow does not
-    decide.
+    It is the choice with the smallest times on average (geometric), so that one time that is slow
+    by chance does not decide.
     """
     gains = itertools.accumulate(math.log(large[size] / small[size]) for size in sorted(small))
     reached = {0: 0.0, **dict(zip(sorted(small), gains, strict=True))}
@@ -106,7 +109,7 @@ def crossover(small: Times, large: Times) -> int:
 
 
 def fastest(found: Mapping[int, Times]) -> int:
-    """The value with the least times on average (geometric, over the sizes); in doubt the first."""
+    """Return the value with the smallest times on average (geometric); in doubt the first."""
     first = next(iter(found.values()))
     means = {
         value: math.exp(statistics.mean(math.log(times[size] / first[size]) for size in first))

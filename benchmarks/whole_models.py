@@ -1,9 +1,11 @@
-"""Models out of files into parts of ranks, and back: `python benchmarks/whole_models.py --bars`.
+"""Measures loading models from files into parts of ranks, and saving them.
 
-A Llama of some hundred megabytes on 2 ranks. tr.from_pretrained() reads it, save_pretrained() and
-state_dict() give it whole. The most of each rank's PSS is measured in each, without what it was
-before there was a model, beside what the rank has and the largest tensor. A rank's buffers for
-communication are some MiB more.
+    python benchmarks/whole_models.py --bars
+
+The model is a Llama of some hundred megabytes on 2 ranks. tr.from_pretrained() reads it, and
+save_pretrained() and state_dict() return it whole. Each rank's peak PSS in each of them, less its
+value before there was a model, is compared with the rank's part and the largest tensor. A rank's
+buffers for communication take some MiB more.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from benchmarks.bars import Check, all_pass, summary  # noqa: E402
 RANKS = 2
 MIB = 1 << 20
 ALLOWANCE = 16 * MIB
-"""For buffers of libraries."""
+"""Bytes allowed for buffers of libraries."""
 WORKER = "TORSH_WHOLE_MODELS"
 
 
@@ -55,7 +57,7 @@ def configuration(options: argparse.Namespace) -> Any:
 
 
 def work(options: argparse.Namespace, folder: Path) -> None:
-    """One rank."""
+    """Run one rank."""
     import torch
 
     import torsh_runtime as tr
@@ -72,7 +74,7 @@ def work(options: argparse.Namespace, folder: Path) -> None:
     if tr.get_rank() == 0:
         kind(small).save_pretrained(folder / "small")
     tr.barrier()
-    first = tr.from_pretrained(kind, folder / "small", mesh)  # what libraries take once
+    first = tr.from_pretrained(kind, folder / "small", mesh)  # warms libraries up
     first.save_pretrained(folder / "small again")
     del first
     tr.barrier()
@@ -96,7 +98,7 @@ def work(options: argparse.Namespace, folder: Path) -> None:
 
 
 def same(one: Path, other: Path) -> bool:
-    """Whether two folders have the same tensors, bit for bit."""
+    """Return whether two folders have the same tensors, bit for bit."""
     import torch
     from safetensors.torch import load_file
 

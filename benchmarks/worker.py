@@ -1,6 +1,6 @@
-"""One rank of one run: `worker.py PLAN.json`, started by the library's own launcher.
+"""Runs one rank of one run: `worker.py PLAN.json`, started by the library's own launcher.
 
-The plan names the library, the operation, the dtype and the sizes; each rank leaves its figures in
+The plan names the library, the operation, the dtype and the sizes. Each rank writes its figures to
 `rank-<n>.json` beside it. Runs in the library's own environment.
 """
 
@@ -23,7 +23,7 @@ _SUMMED = ("all_reduce", "reduce_scatter")
 
 
 class Worker:
-    """Measures one size after the other on one connected library."""
+    """Measures one size after the other with one connected library."""
 
     def __init__(self, library: Library, plan: dict[str, Any], folder: Path) -> None:
         self._library, self._plan = library, plan
@@ -35,7 +35,7 @@ class Worker:
         self._share = library.bind("all_reduce", "float32", self._shared, self._shared.copy())
 
     def measure(self, nbytes: int) -> dict[str, Any]:
-        """Check the result once, then time the operation between two looks at the machine."""
+        """Check the result once, then time the operation between two probes of the machine."""
         full, part = self._buffers(nbytes)
         call = self._library.bind(self._operation, self._dtype, full, part)
         self._check(call, full, part)
@@ -45,8 +45,11 @@ class Worker:
         return {"bytes": nbytes, "before_ns": before, "after_ns": self._probe.look(), **times}
 
     def _buffers(self, nbytes: int) -> tuple[Array, Array]:
-        """Touched arrays: nbytes, with an element per rank at least where it is divided among
-        them, and this rank's share; an all_to_all's output is as large as its input."""
+        """Return touched arrays: the whole of nbytes, and this rank's share.
+
+        The whole has at least one element per rank if it is divided among them. The output of an
+        all_to_all is as large as its input.
+        """
         ranks, storage = self._library.world_size, np.dtype(STORAGE[self._dtype])
         count = nbytes // storage.itemsize
         if self._operation in _DIVIDED:
@@ -58,7 +61,7 @@ class Worker:
         return arrays
 
     def _check(self, call: Call, full: Array, part: Array) -> None:
-        """Run once on a known pattern; a wrong result ends the whole benchmark."""
+        """Run once on a known pattern. A wrong result ends the whole benchmark."""
         if self._operation == "barrier" or self._plan["library"] == "memcpy":
             call()
             return
@@ -84,7 +87,7 @@ class Worker:
                 self._pattern.verify(full, 0, self._total if operation in _SUMMED else 1, where)
 
     def _iterations(self, call: Call) -> int:
-        """Warm up, then choose how many calls fill the time; all ranks take rank 0's choice."""
+        """Warm up, and return how many calls fill the time. All ranks use rank 0's choice."""
         budget = self._plan["seconds"]
         warm = self._agreed(_WARM_UP_SHARE * budget / typical(call, 3))
         return self._agreed(budget / 2 / typical(call, warm))

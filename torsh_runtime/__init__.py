@@ -1,7 +1,8 @@
-"""What a worker imports: process groups and collectives, and models to train with them.
+"""The library that workers import: process groups and collectives, and models to train with them.
 
-The names load lazily: importing this package loads neither numpy nor any backend. Where each name
-is stands in __init__.pyi, which type checkers read, and this module when a name is first asked for.
+The names load lazily: importing this package loads neither numpy nor any backend. __init__.pyi
+lists the module of each name; type checkers read it, and so does this module when a name is first
+used.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from importlib import import_module
 from typing import Any
 
 _homes: dict[str, str] = {}
-"""The module of each public name; "." is that of a package in this one. Filled by _read_homes()."""
+"""The module of each public name; "." for packages within this one. Filled by _read_homes()."""
 
 
 def _read_homes() -> dict[str, str]:
-    """Read the table, of which each statement is `from HOME import NAME as NAME, ...`."""
+    """Read the table, whose statements are `from HOME import NAME as NAME, ...`, and return it."""
     if _homes:
         return _homes
     home, found = "", dict[str, str]()

@@ -1,4 +1,4 @@
-"""The worker's composition root: from the environment to a process group."""
+"""The worker's composition root: creates its process group from its environment."""
 
 from __future__ import annotations
 
@@ -41,23 +41,25 @@ def init_process_group(
     pg_options: None = None,
     device_id: object = None,
 ) -> ProcessGroup:
-    """Make the default group, and return it. The arguments stand in torch.distributed's order.
+    """Create the default group and return it. The arguments have torch.distributed's order.
 
     backend: "native", "nccl", "mpi", "gloo" or "single", or one for each kind of device, such as
-        "cpu:native,cuda:nccl": then an operation goes to the one that serves its arrays, and
-        barriers and objects to the one of the CPUs. None is single with one rank, else native, or
-        where that cannot be used what rank 0 has of gloo and mpi. Why it was chosen is logged
-        under "torsh_runtime". With one rank all work as with several.
-    init_method: None or "env://" reads what torshrun set, or torchrun or mpiexec on one node, or
-        RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand; "tcp://host:port" needs rank and
-        world_size given here. Without torshrun rank 0 serves the store.
-    timeout: seconds (or a timedelta) for each operation and for meeting the others; default 1800.
-    store, pg_options: must be None. group_name: makes no difference. device_id: the GPU that is to
-        be this thread's current one, by number or as torch's device; backend None is nccl then.
+        "cpu:native,cuda:nccl": then the backend of an operation's arrays carries it out, and the
+        CPUs' backend carries out barriers and operations on objects. None selects single for one
+        rank, otherwise native, or where that cannot be used gloo or mpi, whichever rank 0 has. The
+        reason is logged under "torsh_runtime". All backends also work with one rank.
+    init_method: None or "env://" reads the variables that torshrun or srun set, or torchrun or
+        mpiexec on one node, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand;
+        "tcp://host:port" requires rank and world_size here. Without torshrun rank 0 serves the
+        store.
+    timeout: seconds (or a timedelta) for each operation, and for connecting to the other ranks; the
+        default is 1800.
+    store, pg_options: must be None. group_name: is ignored. device_id: the GPU that becomes this
+        thread's current one, by number or as torch's device; backend None then selects nccl.
 
-    Raises ConfigError for bad arguments or environment, or backends that differ from rank to rank,
-    BackendUnavailable, StoreError when the store cannot be reached, CommTimeout naming the ranks
-    that did not come.
+    Raises ConfigError for invalid arguments or environment, or backends that differ between ranks;
+    BackendUnavailable; StoreError when the store cannot be reached; CommTimeout, which names the
+    ranks that did not connect.
     """
     if has_default_group():
         raise ConfigError("the process group exists already: call destroy_process_group() first")
@@ -76,7 +78,7 @@ def init_process_group(
     if "torch" in sys.modules:
         from torsh_runtime.integrations.torch.allocator import tune_allocator
 
-        tune_allocator()  # before there is a model, for torch asks for huge pages from then on
+        tune_allocator()  # before there is a model, since torch uses huge pages from then on
     with _SEEN.during("meeting", "ready", f"{env.world_size} ranks"):
         group = open_group(kind, env, seconds(timeout, DEFAULT_TIMEOUT))
     set_default_group(group)
@@ -87,7 +89,7 @@ def init_process_group(
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Leave the group; None: the default group, and all groups that were made of its ranks.
+    """Leave the group; None: the default group and all groups that were created from its ranks.
 
     A peer that still needs this rank gets PeerLost. Raises ConfigError if there is no default
     group.
@@ -102,10 +104,10 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 
 def get_store() -> Store:
-    """The store of the default group's job, for keys of the program's own: see Store.
+    """Return the store of the default group's job, for the program's own keys: see Store.
 
-    It is there until the default group is destroyed, and empty for the next. Its timeout is the
-    group's. Raises ConfigError without a default group, StoreError if the store is gone.
+    It exists until the default group is destroyed; the next group's store is empty. Its timeout is
+    the group's. Raises ConfigError without a default group, StoreError if the store is gone.
     """
     group = default_group()
     if not isinstance(group, JobGroup):
@@ -114,12 +116,12 @@ def get_store() -> Store:
 
 
 def serve_store(address: str) -> HostedStore:
-    """Serve a store at "host:port" (port 0: a free one) for groups that are configured over it, see
-    ProcessGroup.configure(), until it is closed or this process ends. It runs in a thread.
+    """Serve a store at "host:port" (port 0: a free one) until it is closed or this process ends.
 
-    Only who knows TORSH_SECRET is let in, if that is set; else this user's processes of this host,
-    and whoever reaches the port from another one. Raises ConfigError for what is no address,
-    StoreError if it is not free.
+    It runs in a thread, and is for groups that are configured over it: see
+    ProcessGroup.configure(). If TORSH_SECRET is set, only processes that know it are accepted;
+    otherwise this user's processes of this host, and any process that reaches the port from a
+    different host. Raises ConfigError for an invalid address, StoreError if it is in use.
     """
     from torsh_runtime.store.hosted import HostedStore  # loads asyncio, which few workers need
 
@@ -133,15 +135,17 @@ def shrink_group(
     shrink_flags: int = 0,
     pg_options: None = None,
 ) -> ProcessGroup:
-    """A group of the other ranks of `group`, which need be no more than alive: `group` may have
-    failed. The ranks that stay call it, and not those that are excluded, the group's own ranks.
+    """Create a group of the remaining ranks of `group` and return it.
 
-    Of the default group it makes a new default group, in which ranks count from 0 anew; the old one
-    and all that was made of it are left. Another group stays as it is.
+    `ranks_to_exclude` are ranks in `group`. The remaining ranks call this function, the excluded
+    ones do not. They only need to be alive: `group` may have failed.
 
-    shrink_flags: 1 aborts the group before (torch's SHRINK_ABORT), so that operations of its other
+    Shrinking the default group creates a new default group, whose ranks are numbered from 0 again;
+    the old one and all groups created from it are left. Any other group remains as it is.
+
+    shrink_flags: 1 aborts the group first (torch's SHRINK_ABORT), so that operations in its other
     threads end. pg_options must be None. Raises ConfigError for ranks that cannot be excluded, and
-    what new_group raises. A job without torshrun cannot do without rank 0, which serves its store.
+    what new_group raises. Without torshrun rank 0 cannot be excluded, since it serves the store.
     """
     check_no_options(pg_options)
     old = group or default_group()
@@ -171,8 +175,10 @@ def _staying(group: ProcessGroup, excluded: Sequence[int]) -> list[int]:
 
 
 def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> ProcessGroup:
-    """The group of all ranks of a job, which is not the default group. `timeout`: for meeting them,
-    and for operations. Raises what init_process_group() raises."""
+    """Create the group of all ranks of a job, without making it the default group, and return it.
+
+    `timeout` is the seconds for connecting to the ranks and for each operation. Raises what
+    init_process_group() raises."""
     late = LateJob(env, timeout) if env.world_size == 1 else None
     if late is not None and kind in ALONE:
         return JobGroup(SingleBackend(kind), timeout, late)
@@ -181,7 +187,7 @@ def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> Proc
         backend = job.make_backend(kind, job.name, env.rank, range(env.world_size), timeout)
         return JobGroup(backend, timeout, job)
     except ConfigError:
-        job.close(wait_for_peers=True)  # who comes later should hear of it before the store goes
+        job.close(wait_for_peers=True)  # so that late ranks learn of it before the store ends
         raise
     except BaseException as error:
         job.close(wait_for_peers=env.rank != 0 and isinstance(error, CommError))
@@ -189,8 +195,10 @@ def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> Proc
 
 
 def worker_env(init_method: str, rank: int, world_size: int) -> WorkerEnv:
-    """This process's place, as init_process_group() takes it; -1 is what the environment says.
-    ConfigError where that says too little."""
+    """Return this process's place in the job, from the arguments of init_process_group().
+
+    A rank or world size of -1 is taken from the environment. Raises ConfigError where that lacks
+    what is needed."""
     given = {"rank": rank, "world_size": world_size}
     overrides = {name: value for name, value in given.items() if value != -1}
     if init_method.startswith("env://"):

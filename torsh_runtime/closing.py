@@ -1,4 +1,4 @@
-"""For objects that are closed: `with` closes them."""
+"""Objects that are closed, which a `with` statement does."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Self
 
 
 class Closing(ABC):
-    """Leaving a `with` block calls close()."""
+    """Calls close() when a `with` block ends."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything; calling it again does nothing."""
+        """Release all resources; calling it again does nothing."""
 
     def __enter__(self) -> Self:
         return self

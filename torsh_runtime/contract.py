@@ -1,10 +1,10 @@
-"""What the agent tells each worker through its environment: one place for both sides.
+"""Defines the environment through which the agent informs each worker, in one place for both sides.
 
-VARIABLES says which variable carries which field of WorkerEnv; two more are made from several:
-JAX_COORDINATOR_ADDRESS is master_addr:jax_coordinator_port, and only with such a port are the JAX
-variables set at all; TORCHELASTIC_USE_AGENT_STORE is always False, since the agent serves no
-TCPStore of torch's: rank 0's worker does. Besides these a worker has what its agent has, with
-OMP_NUM_THREADS, PYTHONUNBUFFERED and others as torshrun/workers/spec.py adds them.
+VARIABLES maps each variable to the field of WorkerEnv that it carries. JAX_COORDINATOR_ADDRESS is
+master_addr:jax_coordinator_port, and the JAX variables are set only if there is such a port.
+TORCHELASTIC_USE_AGENT_STORE is always False, since the agent serves no TCPStore of torch's: rank
+0's worker does. In addition a worker has its agent's environment, with OMP_NUM_THREADS,
+PYTHONUNBUFFERED and others as torshrun/workers/spec.py adds them.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from torsh_runtime.errors import ConfigError
 
 CHECKPOINT_KEY = "torsh/checkpoint"
-"""Under this key of the round's store rank 0's worker writes for how many seconds from then on
-nodes may be added: "2.0". Once it is there they may not at other times."""
+"""Key of the round's store under which rank 0's worker writes for how many seconds from then on
+nodes may be added, such as "2.0". Once the key exists, they may not be added at other times."""
 
 COMMIT_MEMORY = "TORSH_COMMIT_MEMORY"
-"""This variable tells workers of memory that is the agent's and outlives them:
-"/proc/123/fd/7:5:77" is the file behind that path, if it is inode 77 of device 5. Each has the
-terabyte from its local rank times 2**40 on."""
+"""Variable that names memory of the agent, which outlives the workers: "/proc/123/fd/7:5:77" is the
+file behind that path, if it is inode 77 of device 5. Each worker owns the 2**40 bytes from its
+local rank times 2**40 on."""
 
 ENDS_AT = "TORSH_ENDS_AT"
-"""When the job's time is over, in seconds of the monotonic clock of the worker's host."""
+"""Variable with the end of the job's time, in seconds of the worker's host's monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnv:
-    """One worker's place in the job, complete at birth."""
+    """Describes a worker's place in the job, as it is known when the worker starts."""
 
     rank: int
     """Rank among all workers, 0 <= rank < world_size."""
@@ -54,33 +54,33 @@ class WorkerEnv:
     master_port: int = 29500
     """TCP port on master_addr that was free when the round began, 1 to 65535."""
     restart_count: int = 0
-    """How often the workers have been restarted after a failure."""
+    """Number of times that the workers have been restarted after a failure."""
     max_restarts: int = 0
-    """How often they may be."""
+    """Number of times that they may be restarted."""
     run_id: str = "none"
-    """Names the job; the same on all nodes."""
+    """Name of the job; equal on all nodes."""
     round: int = 0
     """Number of the round; every set of workers that starts together has its own."""
     store_endpoint: str = ""
-    """Where this node's agent serves the store ("unix:@name" or "tcp:host:port"); "" is none."""
+    """Endpoint of this node's agent's store ("unix:@name" or "tcp:host:port"); "" is none."""
     secret: str = ""
     """The job's secret in hexadecimal; peers prove that they know it. "" is none."""
     error_file: str = ""
-    """Where the worker may leave a JSON account of its failure; "" is nowhere."""
+    """File in which the worker may write a JSON report of its failure; "" is none."""
     stack_file: str = ""
-    """Where its Python leaves its stack when it is asked to stop; "" is nowhere."""
+    """File in which its Python writes its stack when it is asked to stop; "" is none."""
     scratch: str = ""
-    """A directory that is removed when the job is over, however it ends; "" is none."""
+    """Directory that is removed when the job is over, however it ends; "" is none."""
     status_file: str = ""
-    """File with a page for each local rank, in which the worker notes how far it is; "" is none."""
+    """File with a page for each local rank, in which workers note their progress; "" is none."""
     served_at: str = ""
-    """Where rank 0 serves the store if no agent does; "" is master_addr and master_port."""
+    """Endpoint at which rank 0 serves the store if no agent does; "" is master_addr:master_port."""
     jax_coordinator_port: int = 0
     """TCP port on master_addr for rank 0's JAX coordinator; 0 is none."""
     metrics_at: str = ""
-    """Where the agent serves its workers' metrics, as a URL; "" is nowhere."""
+    """URL at which the agent serves its workers' metrics; "" is none."""
     ends_at: float | None = None
-    """When the job's time on this node is over, on its monotonic clock; None: not known."""
+    """End of the job's time on this node, in seconds of its monotonic clock; None if unknown."""
 
     def __post_init__(self) -> None:
         for name in ("rank", "world_size"):
@@ -88,7 +88,7 @@ class WorkerEnv:
                 object.__setattr__(self, f"role_{name}", getattr(self, name))
 
     def to_environ(self) -> dict[str, str]:
-        """The variables to set: torchrun's whole set, and TORSH_*."""
+        """Return the variables to set: torchrun's whole set, and TORSH_*."""
         values = {variable: str(getattr(self, field)) for variable, field in VARIABLES.items()}
         values["TORCHELASTIC_USE_AGENT_STORE"] = "False"
         if self.ends_at is not None:
@@ -107,10 +107,10 @@ class WorkerEnv:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> WorkerEnv:
-        """Read a worker's place; the counterpart of to_environ.
+        """Read a worker's place from the variables that to_environ sets, and return it.
 
-        Only RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be there, as when a script is
-        started by hand; the rest has defaults. Raises ConfigError naming the variable.
+        Only RANK and WORLD_SIZE are required, as when a script is started by hand; the others have
+        defaults. Raises ConfigError, which names the variable, for a missing or invalid one.
         """
         rank = _integer(environ, "RANK")
         world_size = _integer(environ, "WORLD_SIZE")
@@ -173,10 +173,10 @@ VARIABLES: Mapping[str, str] = {
     "TORSH_STATUS_FILE": "status_file",
     "TORSH_METRICS_AT": "metrics_at",
 }
-"""The variables and the fields that they carry; one whose field is "" is not set.
+"""The variables and the fields that they carry; a variable whose field is "" is not set.
 
-None of them is one that torshrun itself is told something by: what a user sets for a torshrun that
-a worker starts (TORSH_SECRET, TORSH_RUN_ID) means the same there as everywhere.
+None of them configures torshrun itself. Therefore variables that a user sets for a torshrun started
+by a worker (TORSH_SECRET, TORSH_RUN_ID) have the same meaning there as everywhere.
 """
 ALL_VARIABLES = frozenset(
     (
@@ -188,12 +188,14 @@ ALL_VARIABLES = frozenset(
         ENDS_AT,
     )
 )
-"""All that to_environ may set."""
+"""The names of the variables that to_environ may set."""
 
 
 def secret_text(environ: Mapping[str, str]) -> str:
-    """The job's secret in hexadecimal: that of the round around this worker, or what was set by
-    hand for a job without torshrun. "" is none. ConfigError when an empty one was set.
+    """Return the job's secret in hexadecimal; "" if there is none.
+
+    It is that of this worker's round, or TORSH_SECRET, set by hand, in a job without torshrun.
+    Raises ConfigError when an empty one was set.
     """
     text = environ.get("TORSH_WORKER_SECRET") or environ.get("TORSH_SECRET")
     if text == "":
@@ -202,7 +204,10 @@ def secret_text(environ: Mapping[str, str]) -> str:
 
 
 def ends_at(environ: Mapping[str, str]) -> float | None:
-    """When the job's time is over, on this host's monotonic clock; None if nobody knows."""
+    """Return the end of the job's time, in seconds of this host's monotonic clock.
+
+    Returns None if it is unknown. Raises ConfigError if the variable is not a number.
+    """
     text = environ.get(ENDS_AT)
     if not text:
         return None
@@ -213,7 +218,7 @@ def ends_at(environ: Mapping[str, str]) -> float | None:
 
 
 def _jax_port(environ: Mapping[str, str]) -> int:
-    """The coordinator's port; 0 if there is none, or one that only JAX has to understand."""
+    """Return the coordinator's port; 0 if there is none, or only JAX understands its address."""
     port = environ.get("JAX_COORDINATOR_ADDRESS", "").rpartition(":")[2]
     return int(port) if port.isdecimal() else 0
 

@@ -1,4 +1,4 @@
-"""python -m torsh_runtime.elastic_worker: the worker's end of elastic.ElasticAgent."""
+"""Runs the function of an elastic.ElasticAgent: python -m torsh_runtime.elastic_worker JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from torsh_runtime.errors import TorshError
 
 
 def run_here(function: Callable[..., Any], checkpoint_dir: Path | None) -> Any:
-    """Call it in a process group, with a checkpointer if there is a directory for one."""
+    """Call the function in a process group and return its result.
+
+    If there is a `checkpoint_dir`, pass it a Checkpointer for that. Creates the default group, and
+    destroys it afterwards, unless it already exists.
+    """
     is_ours = not is_initialized()
     if is_ours:
         init_process_group()
@@ -33,21 +37,21 @@ def run_here(function: Callable[..., Any], checkpoint_dir: Path | None) -> Any:
 
 
 def main() -> None:
-    """What ElasticAgent has asked for."""
+    """Run the function that ElasticAgent requested, and save rank 0's result for it."""
     told = json.loads(sys.argv[1])
     sys.path[:] = told["path"]
     function = NamedFunction(told["module"], told["is_path"], told["name"]).find()
     directory = told["checkpoint_dir"]
     result = run_here(function, None if directory is None else Path(directory))
     place = Path(told["results"])
-    if os.environ["RANK"] == "0" and place.exists():  # it is on this machine
+    if os.environ["RANK"] == "0" and place.exists():  # the agent is on this machine
         _leave(result, place)
 
 
 def _leave(result: Any, place: Path) -> None:
     try:
         Checkpointer(place, process_group=Ranks(None)).save(0, {"result": result})
-    except TorshError as error:  # to fail now would start the function again
+    except TorshError as error:  # failing now would restart the function
         (place / "refused").write_text(str(error))
 
 

@@ -1,8 +1,8 @@
-"""What Python and the compiled core number alike.
+"""Enumerations whose numbers Python and the compiled core share.
 
-The build makes the core's enumerations of this file (cmake/enumerations.py), in the order in which
-they stand here; what is changed here takes effect once the core is built again. Nothing but the
-standard library is imported: the build and the launcher read it, and have neither numpy nor a core.
+The build generates the core's enumerations from this file (cmake/enumerations.py), in the order
+that they have here; a change takes effect when the core is built again. Only the standard library
+is imported, since the build and the launcher read this file without numpy or a core.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Operation = Literal[
 ]
 OPERATIONS: tuple[Operation, ...] = get_args(Operation)
 NOTED = ("wait", "batch")
-"""What a recording holds beside operations, numbered after them: a wait for one that goes on by
-itself, and the launch of several together."""
+"""Entries of a recording besides operations, numbered after them: the wait for an asynchronous
+operation, and the joint launch of several operations."""
 ITEM_BYTES = {
     "bool": 1,
     "int8": 1,
@@ -44,16 +44,16 @@ ITEM_BYTES = {
     "complex64": 8,
     "complex128": 16,
 }
-"""The bytes of an element of each dtype."""
+"""The size of an element of each dtype, in bytes."""
 DTYPES = tuple(ITEM_BYTES)
 OF_LIST = -2
-"""What stands for the root of a call with a list of arrays, which has none."""
+"""Takes the place of the root of a call with a list of arrays, which has no root."""
 PATHS = ("shared memory", "network", "both", "nccl", "mpi", "gloo")
-"""Which way an operation's bytes went, numbered from 1 on; 0 is unknown."""
+"""Paths that an operation's bytes may take, numbered from 1 on; 0 is unknown."""
 
 
 class ReduceOp(IntEnum):
-    """How values of different ranks become one, as in torch.distributed.
+    """Selects how the values of the ranks are combined, as in torch.distributed.
 
     Integers wrap around on overflow; bool counts as one bit: SUM and MAX are OR, PRODUCT and MIN
     are AND. AVG and PREMUL_SUM are for numbers, MIN and MAX not for complex ones, BAND, BOR and
@@ -72,18 +72,21 @@ class ReduceOp(IntEnum):
     BOR = 6
     BXOR = 7
     PREMUL_SUM = 8
-    """Each rank's values times its own factor, summed: ReduceOp.PREMUL_SUM(factor). Floating point
-    only."""
+    """The sum of the ranks' values, each times its rank's factor: ReduceOp.PREMUL_SUM(factor).
+    Floating point only."""
 
     def __call__(self, factor: float) -> PremulSum:
-        """The reduction PREMUL_SUM with this rank's factor; TypeError of the others."""
+        """Return the reduction PREMUL_SUM with this rank's factor.
+
+        Raises TypeError for all other reductions.
+        """
         if self is not ReduceOp.PREMUL_SUM:
             raise TypeError(f"ReduceOp.{self.name} takes no factor; PREMUL_SUM does")
         return PremulSum(factor)
 
 
 class PremulSum(NamedTuple):
-    """The reduction PREMUL_SUM with this rank's factor."""
+    """Represents the reduction PREMUL_SUM with this rank's factor."""
 
     factor: float
 
@@ -92,20 +95,20 @@ REDUCTIONS = tuple(ReduceOp.__members__)
 
 
 class CommunicationStrategy(StrEnum):
-    """How ranks of several nodes carry out collectives."""
+    """Selects how ranks of several nodes carry out collectives."""
 
     ADAPTIVE = "adaptive"
-    """By size, and hierarchical where a node has several ranks; the default."""
+    """Choose by size, and hierarchically where a node has several ranks; the default."""
     STANDARD = "standard"
-    """All to one rank, and from there to all."""
+    """Send everything to one rank, and from there to all."""
     RING = "ring"
     TREE = "tree"
     HIERARCHICAL = "hierarchical"
-    """First within nodes, then between them."""
+    """Work first within nodes, then between them."""
 
 
 class FailureKind(IntEnum):
-    """Why the core did not complete an operation."""
+    """States why the core did not complete an operation."""
 
     NONE = 0
     PEER_LOST = 1
@@ -116,11 +119,11 @@ class FailureKind(IntEnum):
     MISMATCH = 4
     ABORTED = 5
     CLOSED = 6
-    """This process has closed the group. This kind and the following ones concern the caller alone;
-    the group itself may be sound."""
+    """The group was closed by this process. This kind and the following ones concern only the
+    caller; the group itself may be intact."""
     BUSY = 7
-    """Another thread of this process has not given the group back in time."""
+    """A different thread of this process did not release the group in time."""
     NESTED = 8
-    """A signal handler called it that had interrupted an operation."""
+    """The caller was a signal handler that had interrupted an operation."""
     FORKED = 9
-    """This process is a fork of the rank's."""
+    """The caller is a fork of the rank's process."""

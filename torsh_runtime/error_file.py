@@ -1,5 +1,5 @@
-"""The account that a failing worker leaves of itself in its error file: torchrun's form, and under
-"torsh" whom its error blames, for who looks for the root cause.
+"""Writes a failing worker's error file in torchrun's form, with the ranks that its error blames
+under "torsh", for the search for the root cause.
 
 It is also loaded by its path, by a Python that may lack the rest of torsh_runtime.
 """
@@ -21,7 +21,7 @@ _DTYPES = {
     **{"Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8"},
     **{"Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128"},
 }
-"""What torch's recorder calls dtypes."""
+"""Dtypes by their names in torch's recorder."""
 
 
 @overload
@@ -31,12 +31,12 @@ def record() -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
 def record(
     fn: Callable[P, R] | None = None, /
 ) -> Callable[P, R | None] | Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Decorate a script's main function: an exception that leaves it is written to the file that
-    TORCHELASTIC_ERROR_FILE names, if it does, and goes on unchanged.
+    """Decorate a script's main function, so that an exception that leaves it is written to a file.
 
-    Use it as @record or @record(). As in torch, SystemExit is not an exception to be written, and
-    with code 0 it becomes a return of None; KeyboardInterrupt is not written either. torshrun
-    does this without it, too, for what ends the program; other launchers need it.
+    The file is the one that TORCHELASTIC_ERROR_FILE names, if it is set; the exception propagates
+    unchanged. Use it as @record or @record(). As in torch, SystemExit is not written, and with code
+    0 it becomes a return of None; KeyboardInterrupt is not written either. torshrun writes the
+    exceptions that end a program without this decorator, too; other launchers need it.
     """
     return _recorded if fn is None else _recorded(fn)
 
@@ -51,7 +51,7 @@ def _recorded(fn: Callable[P, R]) -> Callable[P, R | None]:
                 return None
             raise
         except Exception as error:
-            with contextlib.suppress(Exception):  # nothing here may take the failure's place
+            with contextlib.suppress(Exception):  # no error of ours may replace the failure
                 leave_account(error)
             raise
 
@@ -59,9 +59,10 @@ def _recorded(fn: Callable[P, R]) -> Callable[P, R | None]:
 
 
 def leave_account(error: BaseException) -> None:
-    """Write what has happened to the file that TORCHELASTIC_ERROR_FILE names, if it does; if there
-    is another account already, torch's @record for instance, only what that lacks. Raises what the
-    system does.
+    """Write a report of `error` to the file that TORCHELASTIC_ERROR_FILE names, if it is set.
+
+    If the file already has a report, for instance by torch's @record, add only what that lacks.
+    Raises OSError if the file cannot be written.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path:
@@ -78,7 +79,7 @@ def leave_account(error: BaseException) -> None:
     document["torsh"] = _facts(error)
     unfinished = f"{path}.{os.getpid()}"
     try:
-        # Not through a link that waits there.
+        # "x" does not follow a link that someone may have put there.
         with open(unfinished, "x", encoding="utf-8") as file:  # noqa: PTH123
             json.dump(document, file)
         os.replace(unfinished, path)  # noqa: PTH105
@@ -121,7 +122,7 @@ def _facts(error: BaseException) -> dict[str, Any]:
 
 
 def _blame(error: BaseException) -> dict[str, Any] | None:
-    """What the error says of others that the rest came of; None if that one says nothing."""
+    """Return what the original error blames other ranks for; None if it blames none."""
     origin = next((each for each in reversed([*_chain(error)]) if not _is_internal(each)), None)
     blame = getattr(origin, "blame", None)
     if origin is None or blame is None or not _is_ours(origin):
@@ -136,7 +137,7 @@ def _blame(error: BaseException) -> dict[str, Any] | None:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on."""
+    """Yield the error, the error that it was raised from, and so on."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -150,7 +151,7 @@ def _is_ours(error: BaseException) -> bool:
 
 
 def _is_internal(error: BaseException) -> bool:
-    """Whether torsh_runtime has made another error of it, whom that blames."""
+    """Return whether the error is internal to torsh_runtime, which raises another one from it."""
     if _is_ours(error):
         return getattr(error, "blame", None) is None
     trace = error.__traceback__
@@ -161,14 +162,17 @@ def _is_internal(error: BaseException) -> bool:
 
 
 def _numbering(error: BaseException) -> Callable[[int], int]:
-    """Says which rank of the job a rank of the error's group is; -1 if that is not known."""
+    """Return a function from ranks of the error's group to ranks of the job.
+
+    The function returns -1 for an unknown rank.
+    """
     members = getattr(error, "members", ())
     if members:
         return lambda rank: members[rank] if 0 <= rank < len(members) else -1
     default = sys.modules.get("torsh_runtime.comm.default")
     has_groups = default is not None and default.has_default_group()
     if not has_groups or default.default_group().session.count == 0:  # type: ignore[union-attr]
-        return lambda rank: rank  # the default group is all that there was
+        return lambda rank: rank  # the default group is the only one
     return lambda rank: -1
 
 
@@ -179,8 +183,9 @@ _COLLECTIVES = ("torsh_runtime.comm.", "torch.distributed.distributed_c10d")
 
 
 def _own_call(error: BaseException) -> str:
-    """The collective of torsh_runtime or torch that failed, with what it was given; "" if it was
-    none of them.
+    """Return the collective of torsh_runtime or torch that failed, with its arguments.
+
+    Returns "" if the error did not leave one.
     """
     trace = error.__traceback__
     while trace is not None:
@@ -211,10 +216,10 @@ def _shown(name: str, value: Any) -> str:
 
 
 def _last_call() -> dict[str, Any] | None:
-    """The last collective that torch's own recorder knows of; None without one."""
+    """Return the last collective in torch's own recorder; None if there is none."""
     torch = sys.modules.get("torch")
     c10d = sys.modules.get("torch._C._distributed_c10d")
-    if torch is None or c10d is None or torch.cuda.is_initialized():  # it would ask the device
+    if torch is None or c10d is None or torch.cuda.is_initialized():  # it would query the device
         return None
     import json
 

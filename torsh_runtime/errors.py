@@ -1,4 +1,4 @@
-"""The one error tree. Each error carries facts as attributes and says what to do next."""
+"""The hierarchy of errors. Each error has facts as attributes and says what to do next."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ from typing import Any, NamedTuple
 
 
 class Blame(NamedTuple):
-    """What an error says of other ranks, for who looks for the root cause."""
+    """States what an error reports about other ranks, for the search for the root cause."""
 
     how: str
-    """"lost": they ended. "late": they did not come in time. "mismatch": they did other things."""
+    """"lost": they ended. "late": they did not arrive in time. "mismatch": their calls differed."""
     ranks: tuple[int, ...] = ()
-    """Whom it blames, by the group's own ranks; () if it does not know."""
+    """Blamed ranks, as ranks of the group; () if they are unknown."""
     op: str = ""
-    """What this rank was doing."""
+    """The operation of this rank."""
     calls: Mapping[int, str] = {}
-    """Of a mismatch: what ranks called."""
+    """In a mismatch, the calls of the ranks."""
 
 
 class TorshError(Exception):
-    """Root of everything that torshrun and torsh_runtime raise on purpose.
+    """Base class of all errors that torshrun and torsh_runtime raise on purpose.
 
-    All of them can be pickled and copied, as what comes out of other processes must be.
+    All of them can be pickled and copied, since some are passed between processes.
 
-    Attributes: blame (what it says of other ranks; None if nothing), members (the ranks in the
-    launched job of the group's ranks, in their order, -1 for who is of another job; () if that is
-    not known).
+    Attributes: blame (what it reports about other ranks; None if nothing), members (for each rank
+    of the group its rank in the launched job, -1 for a rank of a different job; () if unknown).
     """
 
     blame: Blame | None = None
@@ -34,14 +33,15 @@ class TorshError(Exception):
 
 
 class ConfigError(TorshError, ValueError):
-    """The caller's options, environment or arguments are wrong; nothing was started."""
+    """Reports wrong options, environment variables or arguments; nothing was started."""
 
 
 def disagreement(
     text: str, accounts: Mapping[int, str], members: Sequence[int] = ()
 ) -> ConfigError:
-    """What is raised where ranks were given different things; `accounts` says what, by rank of a
-    group with these `members`."""
+    """Return the error for ranks that were given different values.
+
+    `accounts` describes the values by rank of the group. `members` as in TorshError."""
     error = ConfigError(text)
     error.blame = Blame("mismatch", tuple(accounts), "", accounts)
     error.members = tuple(members)
@@ -49,35 +49,35 @@ def disagreement(
 
 
 class StoreError(TorshError):
-    """The key-value store refused a request or cannot be reached."""
+    """Reports that the key-value store refused a request or cannot be reached."""
 
 
 class StoreTimeout(StoreError, TimeoutError):
-    """The store did not answer, or a key did not appear, within the time given."""
+    """Reports that the store did not answer, or a key did not appear, within the timeout."""
 
 
 class RendezvousError(TorshError):
-    """The nodes could not agree on a round."""
+    """Reports that the nodes could not agree on a round."""
 
 
 class RendezvousClosed(RendezvousError):
-    """The run is over; no further round will be formed."""
+    """Reports that the run is over; no further round will be formed."""
 
 
 class RendezvousTimeout(RendezvousError, TimeoutError):
-    """Too few nodes came within the join timeout."""
+    """Reports that too few nodes joined within the join timeout."""
 
 
 class WorkerFailed(TorshError):
-    """A worker process ended badly."""
+    """Reports that a worker process failed."""
 
 
 class CheckpointError(TorshError):
-    """A checkpoint is missing, damaged or does not fit."""
+    """Reports that a checkpoint is missing, damaged or does not fit the program."""
 
 
 class BackendUnavailable(TorshError):
-    """A backend or optional feature cannot be used on this machine.
+    """Reports that a backend or optional feature cannot be used on this machine.
 
     Attributes: feature (its name), remedy (the command or step that makes it available).
     """
@@ -92,12 +92,14 @@ class BackendUnavailable(TorshError):
 
 
 class PipelineError(TorshError, RuntimeError):
-    """A stage of a pipeline raised, or what it waits for did not come; all ranks of the pipeline
-    raise it, and their group is dead.
+    """Reports that a stage of a pipeline raised an error, or that its input did not come.
 
-    Attributes: rank (whose stage it was, in the pipeline's group), stage, microbatch (None: of
-    none), step (such as "F5", or "F5 waits for F5 of stage 0 of rank 0"), reason (what went wrong
-    there), place (who that rank is, "rank 3, pp 1, tp 1"; "" if it has no other name).
+    All ranks of the pipeline raise it, and their group cannot be used afterwards.
+
+    Attributes: rank (the stage's rank in the pipeline's group), stage, microbatch (None if it
+    concerns none), step (such as "F5", or "F5 waits for F5 of stage 0 of rank 0"), reason (what
+    went wrong there), place (that rank's place in the job, "rank 3, pp 1, tp 1"; "" if it has no
+    other name).
     """
 
     def __init__(
@@ -120,19 +122,20 @@ class PipelineError(TorshError, RuntimeError):
 
 
 class CommError(TorshError, RuntimeError):
-    """A collective did not complete. The process group it happened in is dead afterwards;
-    a new one may be made in the same process.
+    """Reports that a collective did not complete.
+
+    Its process group cannot be used afterwards; a new one may be created in the same process.
     """
 
 
 class PeerLost(CommError):
-    """Another rank died or left the group while this one needed it.
+    """Reports that a different rank died or left the group while this one needed it.
 
-    Attributes: rank (who was lost), op (what this rank was doing), sequence (which operation of
-    the group it was, counted from 1; 0 for messages and while the group is made), detail (what
-    became of it, where more is known than that its process has ended), group (whose rank that is,
-    such as "axis tp"; "" if ranks of the group are those of the job), name (who that is in the job,
-    such as "rank 5, pp 1, tp 1"; "" where it has no other name).
+    Attributes: rank (the lost rank), op (the operation of this rank), sequence (the number of the
+    operation in the group, from 1; 0 for messages and while the group is created), detail (how the
+    rank was lost, if more is known than that its process has ended), group (the group of the rank,
+    such as "axis tp"; "" if the group's ranks are those of the job), name (the rank's name in the
+    job, such as "rank 5, pp 1, tp 1"; "" if it has no other name).
     """
 
     def __init__(
@@ -157,8 +160,9 @@ class PeerLost(CommError):
 
 
 class GradientError(TorshError, RuntimeError):
-    """A backward pass did not give the gradients that ranks could average; all ranks raise it, and
-    none has changed its parameters.
+    """Reports that a backward pass gave gradients that the ranks could not average.
+
+    All ranks raise it, and none has changed its parameters.
 
     Attributes: problems (what was wrong, by rank).
     """
@@ -173,10 +177,10 @@ class GradientError(TorshError, RuntimeError):
 
 
 class CommTimeout(CommError, TimeoutError):
-    """A collective passed its deadline.
+    """Reports that a collective exceeded its deadline.
 
     Attributes: op, sequence, seconds (the timeout), missing (ranks that had not arrived),
-    detail (what else the text says of them).
+    detail (further text about them).
     """
 
     def __init__(
@@ -206,16 +210,16 @@ class CommTimeout(CommError, TimeoutError):
 
 
 class CommAborted(CommError):
-    """The group was aborted on purpose, by this process or by a peer."""
+    """Reports that the group was aborted on purpose, by this process or by a peer."""
 
     blame = Blame("lost")
 
 
 class CommMismatch(CommError):
-    """Two ranks called different operations, or the same one with different arguments.
+    """Reports that two ranks called different operations, or the same one with different arguments.
 
-    Attributes: sequence, rank and call (this rank's own), other_rank and other_call, detail (what
-    else the text says of these ranks).
+    Attributes: sequence, rank and call (of this rank), other_rank and other_call, detail (further
+    text about these ranks).
     """
 
     def __init__(
@@ -248,5 +252,5 @@ class CommMismatch(CommError):
 
 
 def named_operation(op: str, sequence: int) -> str:
-    """How errors name an operation; `sequence` as in PeerLost."""
+    """Return the name of an operation for errors; `sequence` as in PeerLost."""
     return f"{op} (operation {sequence} of the group)" if sequence else op

@@ -1,7 +1,7 @@
-"""What happens to a job, as events: one JSON object per line, for programs that watch it.
+"""Events of a job: one JSON object per line, for programs that watch it.
 
-SCHEMA says which events there are and what they tell. Within one version events and facts may be
-added, but none changes its meaning or goes: readers skip what they do not know.
+SCHEMA lists the events and their facts. Within a version, events and facts may be added, but none
+changes its meaning or is removed; readers skip those that they do not know.
 """
 
 from __future__ import annotations
@@ -13,52 +13,55 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 VERSION = 1
-"""Version of the schema, in every line as "v"."""
+"""Version of the schema, which every line has as "v"."""
 LONGEST_TEXT = 16384
-"""Characters of a text that an event carries at most; what is beyond is cut off."""
+"""The largest number of characters of a text in an event; longer texts are cut off."""
 
 _ENVELOPE = ("v", "event", "time", "run_id", "node_rank", "round")
 
 
 class Fact(NamedTuple):
-    """One thing that an event tells."""
+    """Describes a fact that events contain."""
 
     type: str
     """"integer", "number", "text", "boolean", or the lists "integers" and "texts"."""
     text: str
-    """What it is, with its unit and what 0 or "" means."""
+    """Meaning of the fact, with its unit and the meaning of 0 or ""."""
     choices: tuple[str, ...] = ()
-    """The values that a text may have; () is any."""
+    """The values that a text may have; () for any."""
 
 
 class Kind(NamedTuple):
-    """What events of one name have in common."""
+    """Describes the events of one name."""
 
     text: str
-    """When it happens."""
+    """Description of when the event happens."""
     facts: Mapping[str, Fact]
-    """What it tells, by name."""
+    """The facts of the event, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened."""
+    """Represents an event of a job."""
 
     name: str
-    """What; a key of SCHEMA."""
+    """Name of the event, a key of SCHEMA."""
     time: float
-    """When, in seconds since 1970, by the clock of the node that tells it."""
+    """Time of the event in seconds since 1970, by the clock of the node that reports it."""
     run_id: str
     """The job's name."""
     node_rank: int
-    """The node that tells it."""
+    """The node that reports it."""
     round: int
     """The round in which it happened."""
     facts: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    """What else is known, as SCHEMA has it for this name."""
+    """The facts that SCHEMA lists for this name."""
 
     def to_json(self) -> bytes:
-        """One line of ASCII, with its newline. Numbers that JSON lacks become null."""
+        """Return the event as a line of ASCII, with its newline.
+
+        Numbers that JSON lacks (infinity, NaN) become null, and long texts are cut off.
+        """
         import json
 
         values = (VERSION, self.name, round(self.time, 6), self.run_id, self.node_rank, self.round)
@@ -67,8 +70,9 @@ class Event:
 
     @classmethod
     def from_json(cls, line: str | bytes) -> Event:
-        """The event of a line, with facts that this version does not know if it has any. Raises
-        ValueError if the line is no event of this version.
+        """Return the event of a line, including facts that this version does not know.
+
+        Raises ValueError if the line is no event of this version.
         """
         import json
 
@@ -86,7 +90,7 @@ class Event:
 
 
 def faults(event: Event) -> tuple[str, ...]:
-    """In what an event departs from SCHEMA, one sentence each; () if it fits."""
+    """Return how an event deviates from SCHEMA, a sentence for each fault; () if it conforms."""
     kind = SCHEMA.get(event.name)
     if kind is None:
         return (f"there is no event {event.name!r}",)
@@ -101,7 +105,7 @@ def faults(event: Event) -> tuple[str, ...]:
 
 
 def _plain(value: object) -> object:
-    """`value` with only what JSON can say."""
+    """Return `value` converted to types that JSON has."""
     if isinstance(value, str):
         return value if len(value) <= LONGEST_TEXT else value[:LONGEST_TEXT] + "…"
     if value is None or isinstance(value, bool | int):
@@ -127,7 +131,7 @@ def _fits(value: object, fact: Fact) -> bool:
 
 
 def _is(value: object, *types: type) -> bool:
-    """isinstance(), except that True is no number."""
+    """Return isinstance(value, types), except that True and False are no numbers."""
     return isinstance(value, types) and (bool in types or not isinstance(value, bool))
 
 
@@ -416,4 +420,4 @@ SCHEMA: Mapping[str, Kind] = {
         {"count": Fact("integer", "How many.")},
     ),
 }
-"""All events, by name, roughly in the order in which they happen."""
+"""The events, by name, roughly in the order in which they happen."""

@@ -1,8 +1,8 @@
-"""Frames: how messages follow each other in a stream of bytes. Pure.
+"""Frames, which delimit messages in a stream of bytes, without any I/O.
 
-A frame is the length of its payload, in 4 bytes, and the payload. One stream has a byte for the
-kind of message before the length, which does not count it; another has a signature behind the
-payload. Lengths are big-endian, but for streams that C reads, which have the machine's order.
+A frame is the length of its payload, in 4 bytes, and the payload. Some streams have a byte for the
+kind of message before the length, which does not include it, and some have a signature after the
+payload. Lengths are big-endian, except in streams that C reads, which have the machine's order.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _LENGTH_BYTES = 4
 
 
 class DamagedFrame(ValueError):
-    """What has come is no frame, so that nothing which follows can be understood either."""
+    """Reports that received bytes are no frame. Nothing that follows them can be decoded either."""
 
 
 def frame(payload: bytes, kind: bytes = b"", order: Order = "big") -> bytes:
-    """The payload as a frame. OverflowError from 4 GiB on."""
+    """Return the payload as a frame. Raises OverflowError for 4 GiB or more."""
     return kind + len(payload).to_bytes(_LENGTH_BYTES, order) + payload
 
 
 class Frames:
-    """Cuts a stream of bytes into frames, and holds no more than one of them and what was fed."""
+    """Splits a stream of bytes into frames; holds at most one of them and the bytes last fed."""
 
     def __init__(self, limit: int = MOST_BYTES, kind_bytes: int = 0, order: Order = "big") -> None:
         self.limit = limit
@@ -43,8 +43,9 @@ class Frames:
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """The kind and the payload of the next frame, or None until more is fed. DamagedFrame as
-        soon as its length has come, if that is too large.
+        """Return the kind and the payload of the next frame, or None until more bytes are fed.
+
+        Raises DamagedFrame if its length is too large, as soon as that is received.
         """
         begin = self._kind_bytes + _LENGTH_BYTES
         if len(self._buffer) < begin:
@@ -67,4 +68,4 @@ class Frames:
         return kind + payload if kind else payload
 
     def _check(self, frame: memoryview, signature: memoryview) -> None:
-        """Raise an error unless the signature is the frame's, and let go of both."""
+        """Raise an error unless the signature is the frame's, and release both views."""

@@ -1,4 +1,4 @@
-"""A worker's job: the store that its ranks meet over, and the backends of its groups."""
+"""A worker's job: the store through which its ranks connect, and the backends of its groups."""
 
 from __future__ import annotations
 
@@ -41,36 +41,40 @@ if TYPE_CHECKING:
 REQUEST = 10.0
 """Seconds that the store may take to answer."""
 _FAREWELL = 5.0
-"""Seconds rank 0 keeps a store it hosts itself for peers that are still closing."""
+"""Seconds for which rank 0 keeps a store that it serves for peers that are still closing."""
 _PAUSE = 0.02
-"""Seconds between two looks whether rank 0 has left an earlier group."""
+"""Seconds between two checks whether rank 0 has left an earlier group."""
 _STILL_THERE = " to leave the default group that it made before"
 _log = logging.getLogger("torsh_runtime")
 
 
 ALONE = (None, BackendType.NATIVE, BackendType.SINGLE)
-"""What a group of one rank may be asked to be without having anybody to meet."""
+"""Backends for which a group of one rank needs no connections (None: the default)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A worker's connection to the store for the life of its default group."""
+    """Holds a worker's connection to the store for the life of its default group."""
 
     env: WorkerEnv
     client: StoreClient
     hosted: HostedStore | None
     turn: int
-    """How many default groups this rank has made in the job, with this one."""
+    """Number of default groups that this rank has created in the job, including this one."""
     secret: bytes
-    """What only the job's ranks know; empty is none."""
+    """Secret that only the job's ranks know; empty if there is none."""
     members: Sequence[int]
-    """The ranks of the default group, as the job's launcher has numbered them."""
+    """The ranks of the default group, as numbered by the job's launcher."""
     is_whole: bool = True
-    """Whether all members are of that job."""
+    """True if all members belong to that job."""
 
     @classmethod
     def connect(cls, env: WorkerEnv, timeout: float) -> Job:
-        """Reach the job's store; started by hand, rank 0 serves it."""
+        """Connect to the job's store within `timeout` seconds and return the job.
+
+        If no agent serves a store, rank 0 serves it. Raises StoreError or ConfigError when the
+        store cannot be reached or served, CommTimeout when rank 0 does not come.
+        """
         secret = secret_of(env.secret)
         if env.store_endpoint:
             job = cls._joined(env, store_client(env.store_endpoint, secret, timeout), None)
@@ -83,7 +87,7 @@ class Job:
         hosted = _host(endpoint, key, deadline) if env.rank == 0 else None
         try:
             job = cls._joined(env, store_client(endpoint, key, timeout), hosted)
-            while job.turn > 1:  # that store goes with the group that rank 0 is about to leave
+            while job.turn > 1:  # that store ends with the group that rank 0 is about to leave
                 job.client.close()
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -99,7 +103,7 @@ class Job:
     @classmethod
     def _joined(cls, env: WorkerEnv, client: StoreClient, hosted: HostedStore | None) -> Job:
         try:
-            # Every rank counts its own calls, so that a group made again has keys of its own.
+            # Every rank counts its own calls, so that each default group has keys of its own.
             turn = client.add(f"groups/{env.rank}", 1)
             return cls(env, client, hosted, turn, secret_of(env.secret), range(env.world_size))
         except BaseException:
@@ -107,8 +111,10 @@ class Job:
             raise
 
     def _with_secret(self, timeout: float) -> Job:
-        """The same; without a secret, with one that rank 0 makes, if nobody but processes of this
-        user on this host can read it in the store.
+        """Return the job with a secret.
+
+        If it has none, rank 0 creates one and puts it into the store, provided that only processes
+        of this user on this host can read it there. Raises CommTimeout when rank 0 does not.
         """
         if self.secret:
             return self
@@ -129,7 +135,7 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The default group's; "" is the first one's."""
+        """Return the default group's name, which is "" for the first one."""
         return "" if self.turn == 1 else str(self.turn)
 
     @property
@@ -146,10 +152,14 @@ class Job:
         parent: Backend | None = None,
         strategy: str | None = None,
     ) -> Backend:
-        """This rank's end of a new group; `rank` is its place among `ranks`.
+        """Create this rank's backend of a new group; `rank` is its index in `ranks`.
 
-        parent: the default group's backend, which may make it by its own means.
+        kind: the backend; None to let the group's first rank choose it.
+        timeout: seconds for connecting to the other ranks.
+        parent: the default group's backend, which may have its own way to create it.
         strategy: as NativeBackend.connect() takes it, for the native backend only.
+
+        Raises ConfigError when ranks were given different backends.
         """
         if len(ranks) == 1 and kind in ALONE:
             return SingleBackend(kind)
@@ -169,13 +179,13 @@ class Job:
         except BaseException as error:
             post_abort(store, rank, error)
             raise
-        if agreed is not BackendType.NATIVE:  # which tells of itself
+        if agreed is not BackendType.NATIVE:  # which records itself
             note_group(name, len(ranks), self._job_ranks(ranks, parent))
             made.note_as(name)
         return made
 
     def _job_ranks(self, ranks: Sequence[int], parent: Backend | None) -> Sequence[int]:
-        """The members of a group as ranks of the job; () if that is unknown."""
+        """Return the members of a group as ranks of the job; () if they are unknown."""
         if not self.is_whole:
             return ()
         return self.members if parent is None else [self.members[rank] for rank in ranks]
@@ -193,14 +203,14 @@ class Job:
         from torsh_runtime.backends.by_device import ByDeviceBackend  # few groups need it
 
         board = BootstrapStore(store, rank, timeout, kind)
-        board.exchange("devices", b"", range(len(ranks)))  # as who wants another kind tells it here
+        board.exchange("devices", b"", range(len(ranks)))  # ranks given other kinds fail here
         made: list[Any] = []
         try:
             for device, each in kind._asdict().items():
                 own, left = f"{name}/{device}", board.remaining()
                 made.append(self.make_backend(each, own, rank, ranks, left, parent))
         except BaseException as error:
-            for device in kind._fields:  # peers may wait for this rank in either
+            for device in kind._fields:  # peers may wait for this rank in any of them
                 post_abort(store.scoped(f"{device}/"), rank, error)
             for member in made:
                 member.close()
@@ -208,18 +218,21 @@ class Job:
         return ByDeviceBackend(kind, *made)
 
     def session(self, default: Backend, configure: Configure | None = None) -> GroupRegistry:
-        """What the groups of its default group are made from, and configured by."""
+        """Return the registry that creates groups from the default group and configures them."""
         rank = self.members.index(self.env.rank)
         local = self.env.local_world_size
         connect = partial(self.make_backend, parent=default)
         return GroupRegistry(rank, len(self.members), connect, self.seal, local, configure)
 
     def store(self, timeout: float) -> Store:
-        """A part of the store for the program's own keys, fresh for each default group."""
+        """Return the part of the store for the program's own keys, empty for each default group."""
         return Store(self.client.scoped(f"program/{self.turn}/"), timeout)
 
     def shrunk(self, staying: Sequence[int]) -> Job:
-        """The same with fewer ranks in its default group. ConfigError without its store's host."""
+        """Return the job with only the ranks `staying`, indices in `members`.
+
+        Raises ConfigError if the rank that serves the store is not among them.
+        """
         members = [self.members[place] for place in staying]
         if not self.env.store_endpoint and 0 not in members:
             raise ConfigError(
@@ -229,12 +242,16 @@ class Job:
         return replace(self, members=members)
 
     def close(self, wait_for_peers: bool) -> None:
-        """Let go of the store; if this rank hosts it, perhaps not before the peers have."""
+        """Release the store.
+
+        If `wait_for_peers`, and a rank serves it, that rank first waits for the others to leave,
+        for a few seconds; the others notify it.
+        """
         try:
             if wait_for_peers and not self.env.store_endpoint:
                 self._take_leave()
         except StoreError:
-            pass  # the store went before us; there is nobody left to tell
+            pass  # the store has already ended, so there is no peer to notify
         finally:
             self.client.close()
             if self.hosted is not None:
@@ -249,8 +266,9 @@ class Job:
 
 
 class LateJob:
-    """The job of a default group of one rank, which needs no store: there is one when it is asked
-    for. Without torshrun that is one that only this process reaches.
+    """Represents the job of a default group of one rank, and connects to a store only on first use.
+
+    Without torshrun it serves a store that only this process reaches.
     """
 
     def __init__(self, env: WorkerEnv, timeout: float) -> None:
@@ -263,7 +281,7 @@ class LateJob:
         self.secret = secrets.token_bytes(KEY_BYTES)
 
     def made(self) -> Job:
-        """The job itself. StoreError where its store cannot be reached."""
+        """Return the job, connected to its store. Raises StoreError if that cannot be reached."""
         with self._lock:
             if self._job is None:
                 self._job = Job.connect(self._at, self._timeout)
@@ -278,30 +296,31 @@ class LateJob:
         timeout: float,
         strategy: str | None = None,
     ) -> Backend:
-        """As Job's; no store is made where none is needed."""
+        """Create a backend as Job.make_backend() does, without a store where none is needed."""
         if kind in ALONE:
             return SingleBackend(kind)
         return self.made().make_backend(kind, name, rank, ranks, timeout, strategy=strategy)
 
     def store(self, timeout: float) -> Store:
-        """As Job's."""
+        """Return the part of the store for the program's own keys, as Job.store() does."""
         return self.made().store(timeout)
 
     def session(self, default: Backend, configure: Configure | None = None) -> GroupRegistry:
-        """As Job's."""
+        """Return the registry of groups, as Job.session() does."""
         return GroupRegistry(
             0, 1, self.make_backend, AuthenticatedPickle(self.secret), configure=configure
         )
 
     def close(self, wait_for_peers: bool) -> None:
-        """As Job's."""
+        """Release the store, if there is one, as Job.close() does."""
         if self._job is not None:
             self._job.close(wait_for_peers)
 
 
 def _apart(env: WorkerEnv) -> WorkerEnv:
-    """The same with a store that no other process finds: several jobs of one rank may have one
-    MASTER_PORT.
+    """Return `env` with a store that no other process finds.
+
+    Several jobs of one rank may have the same MASTER_PORT.
     """
     served_at = f"unix:@torsh-{os.getuid()}-alone-{secrets.token_hex(8)}"
     return replace(env, served_at=served_at, secret=env.secret or secrets.token_hex(KEY_BYTES))
@@ -310,7 +329,10 @@ def _apart(env: WorkerEnv) -> WorkerEnv:
 def _agree(
     store: StoreClient, kind: BackendKind | None, rank: int, ranks: Sequence[int], timeout: float
 ) -> BackendKind:
-    """The backend of a group: its first rank's. ConfigError if this rank was told another one."""
+    """Return the backend of a group, which its first rank chooses.
+
+    Raises ConfigError if this rank was given a different one.
+    """
     chosen = kind or (_choose() if rank == 0 else None)
     value = chosen.value.encode() if chosen else b""
     if chosen and rank == 0:
@@ -327,7 +349,7 @@ def _agree(
 
 
 def _choose() -> BackendType:
-    """What a job gets that names no backend."""
+    """Return the default backend: native, else gloo or mpi, else raise BackendUnavailable."""
     try:
         import_module("torsh_runtime.backends.native.compiled")
     except BackendUnavailable as error:
@@ -350,7 +372,7 @@ def _make_backend(
     is_parent: bool,
     strategy: str | None,
 ) -> Backend:
-    """`is_parent`: whether further groups are made of it."""
+    """Create a backend; `is_parent` says whether further groups are created from it."""
     connect = backend_class(kind).connect
     options: dict[str, Any] = {}
     if kind is BackendType.NATIVE:
@@ -365,12 +387,12 @@ def store_client(endpoint: str, secret: bytes, timeout: float) -> StoreClient:
 
 
 def key_by_hand(env: WorkerEnv) -> bytes:
-    """What proves to a store that no agent serves that one belongs to its job."""
+    """Return the key that proves to a store which no agent serves that a process is of its job."""
     return derive(secret_of(env.secret), "hand", "worker store", env.run_id)
 
 
 def _host(endpoint: str, secret: bytes, deadline: float) -> HostedStore:
-    from torsh_runtime.store.hosted import HostedStore, await_name  # load what few workers need
+    from torsh_runtime.store.hosted import HostedStore, await_name  # few workers need it
 
     await_name(parse_endpoint(endpoint), deadline)
     return HostedStore.start(endpoint, secret)

@@ -1,4 +1,4 @@
-"""The default group, and what groups of a job become by configure()."""
+"""The default group, and the configuration of a job's groups by configure()."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from torsh_runtime.store.user import Store
 
 
 class JobGroup(ProcessGroup):
-    """The default group, which owns the job."""
+    """Represents the default group, which owns the job."""
 
     def __init__(
         self, backend: Backend, timeout: float, job: Job | LateJob, name: str | None = None
     ) -> None:
-        """`name`: as ProcessGroup's; None is the job's."""
+        """Create the group. `name` as for ProcessGroup; None for the job's name."""
         own = job.name if name is None else name
         session = job.session(backend, partial(configured, job))
         super().__init__(backend, timeout, name=own, session=session)
@@ -40,15 +40,19 @@ class JobGroup(ProcessGroup):
 
     @property
     def job(self) -> Job | LateJob:
-        """The job that it is the default group of."""
+        """Return the job whose default group this is."""
         return self._job
 
     def store(self) -> Store:
-        """The job's, for the program's own keys."""
+        """Return the job's store for the program's own keys. Raises StoreError if it is gone."""
         return self._job.store(self.timeout)
 
     def shrunk(self, staying: Sequence[int]) -> JobGroup:
-        """A default group of these of its ranks in the same job; leaves this one."""
+        """Create a default group of the ranks `staying` in the same job, and leave this one.
+
+        Returns the new group. Raises ConfigError if this group was configured, or the rank that
+        serves the store does not stay.
+        """
         if self._footing is not None:
             raise ConfigError("this group was configured: exclude ranks by configure(), too")
         assert isinstance(self._job, Job), "of one rank none can be excluded"
@@ -61,7 +65,7 @@ class JobGroup(ProcessGroup):
         return JobGroup(backend, self.timeout, job, name)
 
     def close(self) -> None:
-        # Who has become another group has nobody that it knows to wait for.
+        # A group that was configured does not know which peers to wait for.
         wait_for_peers = not self._backend.failed and self._footing is None
         try:
             self._leave()
@@ -69,25 +73,27 @@ class JobGroup(ProcessGroup):
             self._job.close(wait_for_peers)
 
     def _leave(self) -> None:
-        """Leave this group and those that were made of it, and not the job."""
+        """Leave this group and those created from it, but not the job."""
         try:
             self.session.close()
         finally:
             super().close()
 
     def _leave_footing(self) -> None:
-        self.session.close()  # what was made of its ranks is not of the next ones
+        self.session.close()  # groups of its former ranks do not belong to its next ones
         super()._leave_footing()
 
 
 def configured(
     home: Job | LateJob, plan: ReconfigurePlan, turn: Attempt, timeout: float
 ) -> GroupResources:
-    """What a group is to stand on by ProcessGroup.configure(). `home` is the job of its process,
-    whose ranks alone have its Store; at an address others may come.
+    """Create the resources of a group for ProcessGroup.configure() and return them.
 
-    All that is told in the store has the prefix and the quorum_id before it, where each rank comes
-    once, and Python objects are proved by a key of this configuration alone.
+    `home` is the job of this process. Only the job's ranks have its Store; at an address processes
+    of other jobs may connect, too.
+
+    All keys in the store begin with the prefix and the quorum_id, under which each rank may come
+    only once. A key of this configuration alone authenticates Python objects.
     """
     deadline = time.monotonic() + timeout
     quorum = "" if plan.quorum_id is None else str(plan.quorum_id)
@@ -120,8 +126,9 @@ def configured(
 def _base(
     store: Store | str, env: WorkerEnv, timeout: float, held: ExitStack
 ) -> tuple[StoreClient, str]:
-    """Where a store has what configure() needs, and the prefix that its user gave; `held` closes
-    what was opened for it.
+    """Return the part of the store for configure(), and the prefix that the user gave.
+
+    `held` closes a connection that is opened here. Raises ConfigError if `store` is invalid.
     """
     if isinstance(store, Store):
         return store.apart("configure")

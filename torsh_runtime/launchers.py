@@ -1,4 +1,4 @@
-"""Places that other launchers than torshrun give: torchrun, Slurm, and MPI libraries' mpiexec."""
+"""Places in a job as given by launchers other than torshrun: torchrun, Slurm and mpiexec."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Environ = Mapping[str, str]
 
 
 class _Variables(NamedTuple):
-    """In which a launcher says where a process stands."""
+    """Names the variables in which a launcher gives a process its place."""
 
     rank: str
     world_size: str
@@ -23,7 +23,7 @@ class _Variables(NamedTuple):
 
 
 _PALS = _Variables("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE")
-"""HPE Cray's mpiexec."""
+"""Variables of HPE Cray's mpiexec."""
 _FLUX = _Variables("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "")
 _MPIEXEC = (
     _Variables(
@@ -33,21 +33,25 @@ _MPIEXEC = (
     _PALS,
     _FLUX,
 )
-"""Open MPI's; MPICH's and those that are made of it, such as Intel MPI's; and others that count as
-mpiexec.
+"""Variables of Open MPI; of MPICH and its derivatives, such as Intel MPI; and of others that count
+as mpiexec.
 """
 
 
 def completed(environ: Environ) -> Environ:
-    """The same, with the place() that mpiexec or srun gives, and where rank 0 is as far as srun
-    tells that. ConfigError if Slurm's variables contradict each other.
+    """Return `environ` with the place() that mpiexec or srun gives, and rank 0's address if srun
+    gives it.
+
+    Raises ConfigError if Slurm's variables contradict each other.
     """
     return {**environ, **place(environ), **_master(environ)}
 
 
 def place(environ: Environ) -> dict[str, str]:
-    """RANK and what belongs to it, as mpiexec or srun says; {} if neither has started this process
-    as one of several, or RANK is set. ConfigError if Slurm's variables contradict each other.
+    """Return RANK and the related variables as mpiexec or srun gives them.
+
+    Returns {} if neither has started this process as one of several, or RANK is set. Raises
+    ConfigError if Slurm's variables contradict each other.
     """
     if step := _step(environ):
         return {
@@ -69,12 +73,12 @@ def place(environ: Environ) -> dict[str, str]:
         "WORLD_SIZE": world_size,
         **(alone if local_rank is None else {"LOCAL_RANK": local_rank}),
         "LOCAL_WORLD_SIZE": local_size,
-        "GROUP_WORLD_SIZE": "1" if local_size == world_size else "2",  # or more: it does not say
+        "GROUP_WORLD_SIZE": "1" if local_size == world_size else "2",  # or more, which is not known
     }
 
 
 def _local_size(names: _Variables, environ: Environ) -> str:
-    """How many of the ranks are on this host; "0" if that is not known."""
+    """Return the number of ranks on this host; "0" if it is unknown."""
     world_size = environ[names.world_size]
     if world_size == "1" or (names is _FLUX and environ.get("FLUX_JOB_NNODES") == "1"):
         return world_size
@@ -82,7 +86,7 @@ def _local_size(names: _Variables, environ: Environ) -> str:
 
 
 def _step(environ: Environ) -> slurm.Step | None:
-    """The step that srun has started with a task for each rank, if that counts."""
+    """Return the step that srun has started with a task for each rank, if it decides the place."""
     if "RANK" in environ or _mpiexec(environ):
         return None
     step = slurm.step(environ)
@@ -100,8 +104,10 @@ def _master(environ: Environ) -> dict[str, str]:
 
 
 def meeting_point(environ: Environ) -> str:
-    """Where rank 0 is to serve the job's store for ranks that can meet on this host only; "" is
-    MASTER_ADDR and MASTER_PORT. ConfigError if a launcher has left them no place to meet.
+    """Return the endpoint at which rank 0 serves the job's store, if all ranks are on this host.
+
+    Returns "" for MASTER_ADDR and MASTER_PORT. Raises ConfigError if the launcher leaves the ranks
+    no endpoint to connect through.
     """
     if step := _step(environ):
         is_open = "MASTER_ADDR" in environ or len(step.tasks) > 1
@@ -128,8 +134,10 @@ def meeting_point(environ: Environ) -> str:
 
 
 def _mpiexec(environ: Environ) -> _Variables | None:
-    """What mpiexec has said, if that counts: of several the one that tells what is local. srun sets
-    PMI_RANK too, but says in variables of its own what is local.
+    """Return the variables that mpiexec has set, if they decide the place; otherwise None.
+
+    Prefers those that include the local rank. srun sets PMI_RANK too, but gives the local rank in
+    variables of its own.
     """
     if "RANK" in environ:
         return None
@@ -150,8 +158,9 @@ def _here(name: str) -> str:
 
 
 def launcher_process(variable: str) -> str:
-    """The nearest ancestor for which the variable is not set, and since when it runs: the same for
-    all ranks of this host, also if each of them was started through a script.
+    """Return the id and the start time of the nearest ancestor that does not have the variable.
+
+    The result is equal for all ranks of this host, even if a script has started each of them.
     """
     pid = os.getppid()
     while f"\0{variable}=" in "\0" + _read(pid, "environ"):
@@ -160,12 +169,12 @@ def launcher_process(variable: str) -> str:
 
 
 def _status(pid: int) -> list[str]:
-    """What /proc/<pid>/stat has after the name: the state, the parent and so on."""
+    """Return the fields of /proc/<pid>/stat after the name: the state, the parent and so on."""
     return _read(pid, "stat").rpartition(")")[2].split()
 
 
 def _read(pid: int, name: str) -> str:
     try:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:  # another user's, or it has ended
+    except OSError:  # the process is another user's, or has ended
         return ""

@@ -1,5 +1,6 @@
-"""What `torshctl doctor --network-check` runs on each of two nodes, under torshrun: all_reduces,
-whose results are checked and which are timed. Reports in one line on stdout.
+"""Checks the results of all_reduces and times them, and prints a report of one line to stdout.
+
+`torshctl doctor --network-check` runs it on each of two nodes, under torshrun.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torsh_runtime.comm.groups import get_rank, get_world_size
 _SMALL_CALLS = 20
 _FIRST_BYTES, _LAST_BYTES = 256 << 10, 64 << 20
 _LONG_ENOUGH = 0.25
-"""Seconds for one all_reduce, after which a larger one would tell no more."""
+"""Seconds of an all_reduce that is long enough, so that no larger one is tried."""
 
 
 def main() -> None:
@@ -34,20 +35,20 @@ def main() -> None:
 
 
 def _rate() -> float:
-    """Bytes a second that each rank sends, of the largest array that does not take too long."""
+    """Return the bytes per second that each rank sends, for the largest array that was tried."""
     ranks = get_world_size()
     size = _FIRST_BYTES
     while True:
         array = np.empty(size // 8)
         seconds = np.array([min(_timed(array) for _ in range(3))])
-        all_reduce(seconds, ReduceOp.MAX)  # all ranks decide alike
+        all_reduce(seconds, ReduceOp.MAX)  # so that all ranks decide alike
         if seconds[0] > _LONG_ENOUGH or size >= _LAST_BYTES:
             return float(2 * (ranks - 1) / ranks * size / seconds[0])
         size *= 2
 
 
 def _timed(array: NDArray[np.float64]) -> float:
-    """Seconds for one all_reduce. RuntimeError if the sum is wrong."""
+    """Return the seconds of an all_reduce. Raises RuntimeError if the sum is wrong."""
     ranks = get_world_size()
     array.fill(get_rank() + 1)
     barrier()

@@ -1,4 +1,4 @@
-"""Whose functions an array wants, numpy's or cupy's, and the one dtype that neither has."""
+"""The module of an array, numpy or cupy, and bfloat16, which neither of them has."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torsh_runtime.errors import BackendUnavailable
 
 
 def array_module(array: Any) -> Any:
-    """numpy or cupy, whichever the array belongs to."""
+    """Return the module that the array belongs to: cupy, or numpy for all other arrays."""
     cupy = sys.modules.get("cupy")
     return cupy if cupy is not None and isinstance(array, cupy.ndarray) else np
 
 
 def bfloat16() -> np.dtype[Any]:
-    """ml_dtypes' bfloat16; BackendUnavailable without that package."""
+    """Return ml_dtypes' bfloat16. Raises BackendUnavailable without that package."""
     try:
         found: np.dtype[Any] = np.dtype(import_module("ml_dtypes").bfloat16)
     except ImportError:

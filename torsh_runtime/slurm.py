@@ -1,7 +1,7 @@
-"""What Slurm tells the tasks of a job step: which nodes it has, and how many tasks on each.
+"""Reads Slurm's description of a job step: its nodes, and the number of tasks on each.
 
-Only SLURM_STEP_* count. A batch script has SLURM_NNODES and SLURM_NTASKS of its whole job as well,
-and SLURM_PROCID=0, although it is one process on the first node.
+Only SLURM_STEP_* are used. A batch script also has SLURM_NNODES and SLURM_NTASKS of its whole job,
+and SLURM_PROCID=0, although it is a single process on the first node.
 """
 
 from __future__ import annotations
@@ -19,45 +19,46 @@ from torsh_runtime.errors import ConfigError
 
 
 class Reply(NamedTuple):
-    """What `scontrol` with some words has answered."""
+    """Holds the result of a call of `scontrol`."""
 
     text: str
-    """What it has printed; "" if it is not there, failed or took too long."""
+    """The output on stdout; "" if scontrol is missing, failed or took too long."""
     error: str = ""
-    """Why, in a line for people; "" if it succeeded."""
+    """The reason of a failure, in a line for people; "" if it succeeded."""
 
 
 Scontrol = Callable[..., Reply]
 _SCONTROL_SECONDS = 8.0
 _INTERACTIVE_STEP = str(0xFFFFFFFA)  # salloc's, by LaunchParameters=use_interactive_step
-_MOST = 65536  # nodes or tasks; more than any Slurm has, and a text that is no bomb
+_MOST = 65536  # nodes or tasks; more than any cluster has, and few enough to expand safely
 _PORTS = range(15000, 31000)
-"""Below those that systems give to outgoing connections, and above those that services have."""
+"""Ports below those that systems give to outgoing connections, and above those of services."""
 _ITEM = re.compile(r"(?:[^\[\],\s]|\[[0-9,-]+\])+")
 _RANGES = re.compile(r"\[([0-9,-]+)\]")
 
 
 class Step(NamedTuple):
-    """A job step, as one of its tasks sees it."""
+    """Describes a job step, as one of its tasks sees it."""
 
     job: str
-    """SLURM_JOB_ID, and so the same after a requeue; another one for each task of an array."""
+    """SLURM_JOB_ID, which a requeue keeps; each task of an array has a different one."""
     number: str
-    """Of the step within its job."""
+    """Number of the step within its job."""
     nodelist: str
-    """Its nodes in Slurm's notation, in the order of their ranks: "n[1-2,7]"."""
+    """Nodes of the step in Slurm's notation, in the order of their ranks: "n[1-2,7]"."""
     tasks: tuple[int, ...]
-    """How many each node has."""
+    """Number of tasks on each node."""
     node_rank: int
     rank: int
-    """Among all tasks."""
+    """Rank of this task among all tasks of the step."""
     local_rank: int
-    """Among those of this node."""
+    """Rank of this task among those of its node."""
 
     @property
     def name(self) -> str:
-        """Names what runs in it: the same for all its tasks, and for the step that takes its place
-        when the job is requeued."""
+        """Return a name for the step's program.
+
+        It is equal for all tasks of the step, and for the step that replaces it after a requeue."""
         return f"slurm-{self.job}.{self.number}"
 
     @property
@@ -66,8 +67,10 @@ class Step(NamedTuple):
 
 
 def step(environ: Mapping[str, str]) -> Step | None:
-    """The step that has started this process, if one has; what is called in an interactive shell is
-    one process, whatever the shell's step has. ConfigError if Slurm's variables cannot be.
+    """Return the step that has started this process, or None.
+
+    A process started in an interactive shell is on its own, whatever the shell's step has. Raises
+    ConfigError if Slurm's variables are invalid or contradict each other.
     """
     if not environ.get("SLURM_JOB_ID") or not environ.get("SLURM_STEP_NUM_NODES"):
         return None
@@ -93,8 +96,10 @@ def step(environ: Mapping[str, str]) -> Step | None:
 
 
 def in_shell(environ: Mapping[str, str]) -> bool:
-    """Whether this process was called in a shell that salloc or `srun --pty` has started, and not
-    by srun itself: steps within such a shell inherit SLURM_PTY_PORT, but not its terminal.
+    """Return whether this process was started in a shell of salloc or `srun --pty`.
+
+    A process that srun itself has started within such a shell is not: steps inherit SLURM_PTY_PORT,
+    but not the shell's terminal.
     """
     if environ.get("SLURM_STEP_ID") == _INTERACTIVE_STEP:
         return True
@@ -103,7 +108,7 @@ def in_shell(environ: Mapping[str, str]) -> bool:
         return False
     with suppress(OSError):
         group, _, terminal = Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[2:5]
-        # A shell with job control gives what it calls a process group; a script's is the task's.
+        # A shell with job control gives each command a process group; a script keeps the task's.
         return terminal != "0" and int(group) != os.getpgrp()
     return False
 
@@ -123,7 +128,10 @@ def _tasks(environ: Mapping[str, str], name: str) -> tuple[int, ...]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Tasks per node, from Slurm's notation: "4(x2),2" is (4, 4, 2). ConfigError."""
+    """Return the tasks per node from Slurm's notation: "4(x2),2" is (4, 4, 2).
+
+    Raises ConfigError if the text is malformed.
+    """
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part)
@@ -134,7 +142,10 @@ def counts(text: str) -> tuple[int, ...]:
 
 
 def hosts(nodelist: str) -> list[str]:
-    """The names in Slurm's notation: "n[1-2,07],login" is n1, n2, n07, login. ConfigError."""
+    """Return the names from Slurm's notation: "n[1-2,07],login" is n1, n2, n07, login.
+
+    Raises ConfigError if the text is malformed.
+    """
     names: list[str] = []
     if ",".join(_ITEM.findall(nodelist)) != nodelist:
         raise ConfigError(f"{nodelist!r} is not a list of nodes, like n[1-2,7],login")
@@ -144,7 +155,10 @@ def hosts(nodelist: str) -> list[str]:
 
 
 def _expanded(item: str, most: int) -> list[str]:
-    """With several brackets the last one counts fastest, as scontrol has it."""
+    """Return the names of an item. Raises ConfigError if there are more than `most`.
+
+    With several brackets the last one varies fastest, as in scontrol.
+    """
     names = [""]
     for place, part in enumerate(_RANGES.split(item)):
         endings = [*_numbers(part)] if place % 2 else [part]
@@ -166,8 +180,10 @@ def _numbers(ranges: str) -> Iterator[str]:
 
 
 def first_host(nodelist: str, scontrol: Scontrol) -> str:
-    """Where the first node can be reached: the address that Slurm itself uses, as names of nodes
-    need not be known to anything but Slurm; its name where Slurm cannot be asked. ConfigError.
+    """Return the address of the first node that Slurm itself uses, or its name if scontrol fails.
+
+    Names of nodes need not be known outside of Slurm. Raises ConfigError if the list is empty or
+    malformed.
     """
     names = scontrol("show", "hostnames", nodelist).text.split() or hosts(nodelist)
     if not names:
@@ -178,12 +194,12 @@ def first_host(nodelist: str, scontrol: Scontrol) -> str:
 
 
 def port(name: str) -> int:
-    """The TCP port at which what is so named meets, the same on all nodes without their asking."""
+    """Return the TCP port for a job of this name, which all nodes compute without communication."""
     return _PORTS[zlib.crc32(name.encode()) % len(_PORTS)]
 
 
 def scontrol(*words: str) -> Reply:
-    """Ask the real one, which is to write times as it does by itself."""
+    """Run scontrol with these arguments and its standard format of times, and return its output."""
     try:
         done = subprocess.run(
             ["scontrol", *words],

@@ -1,9 +1,9 @@
-"""Writes a line to stderr for each change of a state machine's state, if TORSH_LOG asks for it.
+"""Writes a line to stderr for each change of a state machine's state, if TORSH_LOG requests it.
 
     2026-11-28T05:00:02.123Z DEBUG torsh.agent: running -> stopping (failure; round 0, node 0)
 
-Nothing is written without the variable, and logging is not even loaded: that would make every
-worker's start longer. The agent and its workers read the same variable.
+Without the variable nothing is written, and logging is not even imported, since that would slow
+down every worker's start. The agent and its workers read the same variable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "TORSH_LOG"
 LEVELS = ("debug", "info", "warning", "error", "critical")
-"""What the variable may say. All that is written so far is of the first one."""
+"""Values of the variable. So far all lines are of the first level."""
 _FORMAT = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s"
 
 _logger: logging.Logger | None = None
@@ -28,7 +28,10 @@ _is_begun = _is_worker = False
 
 
 def level_of(environ: Mapping[str, str]) -> str:
-    """Which level the variable asks for; "" if it asks for none. ConfigError for any other word."""
+    """Return the level that the variable requests; "" if it is unset or empty.
+
+    Raises ConfigError for any word that is no level.
+    """
     level = environ.get(VARIABLE, "")
     if level and level.lower() not in LEVELS:
         listed = f"{', '.join(LEVELS[:-1])} or {LEVELS[-1]}"
@@ -37,8 +40,10 @@ def level_of(environ: Mapping[str, str]) -> str:
 
 
 def begin(write: Callable[[str], None] | None = None) -> None:
-    """Do from now on what the variable asks for. `write` takes each line of an agent; a worker's
-    lines go to stderr. ConfigError if the variable names no level.
+    """Read the variable, and apply it from now on.
+
+    An agent passes `write`, which is called with each line; a worker's lines go to stderr. Raises
+    ConfigError if the variable names no level.
     """
     global _logger, _is_begun, _is_worker
     level = level_of(os.environ)
@@ -47,15 +52,16 @@ def begin(write: Callable[[str], None] | None = None) -> None:
 
 
 def is_on() -> bool:
-    """Whether changes are written at all. ConfigError if the variable names no level."""
+    """Return whether changes are written. Raises ConfigError if the variable names no level."""
     if not _is_begun:
         begin()
     return _logger is not None
 
 
 def note(machine: str, old: str, new: str, why: str = "", **place: object) -> None:
-    """Write that the machine has changed from one state to the other. `place` says where, in the
-    order given; a worker's round and rank are added.
+    """Write that the machine has changed from state `old` to `new`, if changes are written.
+
+    `place` says where, in the given order; a worker's round and rank are added.
     """
     if not is_on() or _logger is None:
         return
@@ -66,7 +72,7 @@ def note(machine: str, old: str, new: str, why: str = "", **place: object) -> No
 
 
 class Machine:
-    """Remembers the state of one machine, so that whoever drives it only says which it has now."""
+    """Keeps the state of a state machine, so that its users only report the new states."""
 
     __slots__ = ("_name", "state")
 
@@ -75,15 +81,16 @@ class Machine:
         self.state = state
 
     def become(self, state: str, why: str = "", **place: object) -> None:
-        """The machine is in this state now, in which it may have been before."""
+        """Set the state, and note the change if it is a different one."""
         old, self.state = self.state, state
         if old != state:
             note(self._name, old, state, why, **place)
 
     @contextmanager
     def during(self, state: str, then: str, why: str = "", **place: object) -> Iterator[None]:
-        """The machine is in `state` within the with statement, and in `then` afterwards, or has
-        failed."""
+        """Set the state to `state` within the with statement, and to `then` afterwards.
+
+        If the body raises, the state becomes "failed"."""
         self.become(state, why, **place)
         try:
             yield
@@ -94,7 +101,7 @@ class Machine:
 
 
 def _placed(place: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    """The place, and the round and the rank of a worker, as the agent has told it."""
+    """Yield the place, and for a worker the round and the rank that the agent has given it."""
     yield from place.items()
     if _is_worker:
         yield "round", os.environ.get("TORSH_ROUND", "")
@@ -121,6 +128,6 @@ def _make_logger(level: str, write: Callable[[str], None] | None) -> logging.Log
     handler.setFormatter(formatter)
     logger = logging.getLogger("torsh")
     logger.handlers[:] = [handler]
-    logger.propagate = False  # a program's own handlers would write it again
+    logger.propagate = False  # else a program's own handlers would write it again
     logger.setLevel(level)
     return logger

@@ -276,10 +276,10 @@ void hostile() {
   expect(ends_it(noise), "noise was taken for a call");
   FrameHeader header;
   header.kind = Kind::request;
-  const auto parcel = rpc::Packing::pack(header, bytes_of("x"), {}, false, keys_of_second.own, nullptr);
-  parcel->seal(keys_of_second.own, 0);
-  std::vector<std::byte> twice = parcel->head;
-  twice.insert(twice.end(), parcel->head.begin(), parcel->head.end());
+  const auto outgoing = rpc::Packing::pack(header, bytes_of("x"), {}, false, keys_of_second.own, nullptr);
+  outgoing->authenticate(keys_of_second.own, 0);
+  std::vector<std::byte> twice = outgoing->head;
+  twice.insert(twice.end(), outgoing->head.begin(), outgoing->head.end());
   expect(ends_it(twice), "a call was taken a second time");
   FrameHeader huge = header;
   huge.bytes = std::uint64_t{1} << 45;

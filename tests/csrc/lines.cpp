@@ -16,7 +16,7 @@ using Counts = std::vector<std::size_t>;
 // each other, so that all data go through lines that are counted.
 Counts count(int ranks, const Step& step, shm::Tuning tuning) {
   Counts counts(static_cast<std::size_t>(ranks));
-  World({.nodes = {ranks}, .reach = false, .processors = CPU_SETSIZE, .tuning = tuning}).run([&](Member& member) {
+  World({.nodes = {ranks}, .cross_memory = false, .processors = CPU_SETSIZE, .tuning = tuning}).run([&](Member& member) {
     Memory memory;
     Task task(step, member.rank, member.ranks, memory);
     task.perform(member.group, patience);  // what the first one sets up
@@ -39,7 +39,7 @@ void expect_lines(std::size_t found, std::size_t wanted, const char* what) {
   }
 }
 
-// A barrier of one level fetches n - 1 lines; in one of two a leader its squad's and the other leaders', the
+// A barrier of one level fetches n - 1 lines; in one of two a leader its members' and the other leaders', the
 // others one.
 void check_barriers() {
   const Step barrier{.kind = OpKind::barrier};
@@ -47,7 +47,7 @@ void check_barriers() {
   expect_lines(most(count(9, barrier, tuning)), 8, "a barrier of 9 ranks, of one level");
   tuning.two_levels_from = 9;
   expect_lines(most(count(9, barrier, tuning)), 2 + 2, "a barrier of 9 ranks, of two levels");
-  expect_lines(count(9, barrier, tuning)[1], 1, "one of a squad");
+  expect_lines(count(9, barrier, tuning)[1], 1, "a member");
   expect_lines(most(count(64, barrier, shm::default_tuning(64))), 7 + 7, "a barrier of 64 ranks");
 }
 

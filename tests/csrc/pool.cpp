@@ -27,9 +27,9 @@
 namespace torsh::test {
 namespace {
 
-using shm::Gathering;
+using shm::GroupFormation;
 using shm::SegmentPool;
-using shm::Verdict;
+using shm::Decision;
 using Memory = std::shared_ptr<std::byte>;
 
 constexpr std::size_t segment_bytes = 20000;
@@ -81,18 +81,18 @@ class Pools {
   Descriptor file_;
 };
 
-std::unique_ptr<Gathering> gather(const std::shared_ptr<SegmentPool>& pool, std::uint64_t name, std::vector<int> members,
+std::unique_ptr<GroupFormation> form(const std::shared_ptr<SegmentPool>& pool, std::uint64_t name, std::vector<int> members,
                                   std::size_t bytes = segment_bytes) {
-  return std::make_unique<Gathering>(pool, std::array<std::uint64_t, 2>{name, ~name}, std::move(members), bytes);
+  return std::make_unique<GroupFormation>(pool, std::array<std::uint64_t, 2>{name, ~name}, std::move(members), bytes);
 }
 
-Verdict verdict(Gathering& gathering) {
+Decision decision(GroupFormation& formation) {
   const double until = now() + patience;
   while (now() < until) {
-    const Verdict found = gathering.wait(0.2, never);
-    if (found != Verdict::open) return found;
+    const Decision found = formation.wait(0.2, never);
+    if (found != Decision::open) return found;
   }
-  return Verdict::open;
+  return Decision::open;
 }
 
 // What a member puts into its part of a segment, which nobody else may have used since it was zeros.
@@ -129,9 +129,9 @@ void groups_that_come_and_go() {
       if (place == members.end()) continue;
       std::uint64_t name = random.one_in(2) ? 7 : round * 31 + 100;
       for (const int member : members) name = mixed(name) + static_cast<std::uint64_t>(member);
-      const auto gathering = gather(pool, name, members);
-      expect(verdict(*gathering) == Verdict::here, "a group was not made");
-      alive.emplace_back(gathering->take(), static_cast<std::size_t>(place - members.begin()), static_cast<std::byte>(round % 255 + 1));
+      const auto formation = form(pool, name, members);
+      expect(decision(*formation) == Decision::here, "a group was not made");
+      alive.emplace_back(formation->take(), static_cast<std::size_t>(place - members.begin()), static_cast<std::byte>(round % 255 + 1));
       for (const Mark& mark : alive) mark.check();
       while (alive.size() > own.below(12)) alive.pop_front();
     }
@@ -148,9 +148,9 @@ void two_threads_of_a_rank() {
     for (std::uint64_t thread = 0; thread < 3; ++thread) {
       threads.emplace_back([&, thread] {
         for (std::uint64_t round = 0; round < 100; ++round) {
-          const auto gathering = gather(pool, round * 3 + thread + 1, {0, 1});
-          if (verdict(*gathering) != Verdict::here) return;
-          const Mark mark(gathering->take(), static_cast<std::size_t>(rank), std::byte{9});
+          const auto formation = form(pool, round * 3 + thread + 1, {0, 1});
+          if (decision(*formation) != Decision::here) return;
+          const Mark mark(formation->take(), static_cast<std::size_t>(rank), std::byte{9});
           mark.check();
           ++made;
         }
@@ -165,15 +165,15 @@ void two_threads_of_a_rank() {
 void a_member_that_disagrees() {
   const Pools pools(3, 4 << 20);
   pools.run([&](int rank, const std::shared_ptr<SegmentPool>& pool) {
-    const auto unlike = gather(pool, 1, {2, 0, 1}, rank == 1 ? 2 * segment_bytes : segment_bytes);
-    expect(verdict(*unlike) == Verdict::elsewhere, "segments of two sizes were one");
-    const auto left = gather(pool, 2, {0, 1, 2});
+    const auto unlike = form(pool, 1, {2, 0, 1}, rank == 1 ? 2 * segment_bytes : segment_bytes);
+    expect(decision(*unlike) == Decision::elsewhere, "segments of two sizes were one");
+    const auto left = form(pool, 2, {0, 1, 2});
     if (rank == 1) left->leave();
-    else if (rank == 0) expect(left->wait(0.2, never) == Verdict::open && left->missing() == std::vector<int>{1}, "who is missing is not known");
+    else if (rank == 0) expect(left->wait(0.2, never) == Decision::open && left->missing() == std::vector<int>{1}, "who is missing is not known");
     if (rank == 0) left->leave();
-    expect(verdict(*left) != Verdict::here, "a group was made without a member");
+    expect(decision(*left) != Decision::here, "a group was made without a member");
     expect(left->take() == nullptr, "a group that was not made has memory");
-    expect(verdict(*gather(pool, 3, {1, 2, 0})) == Verdict::here, "the next group was not made");
+    expect(decision(*form(pool, 3, {1, 2, 0})) == Decision::here, "the next group was not made");
   });
   expect(pools.present() < 3 * 16 * page, "memory of groups that were not made was kept");
 }
@@ -183,17 +183,17 @@ void a_pool_that_is_full() {
   pools.run([&](int, const std::shared_ptr<SegmentPool>& pool) {
     std::vector<Memory> held;
     for (std::uint64_t name = 1;; ++name) {
-      const auto gathering = gather(pool, name, {0, 1});
-      const Verdict found = verdict(*gathering);
-      if (found == Verdict::elsewhere) break;
-      expect(found == Verdict::here, "no verdict");
-      held.push_back(gathering->take());
+      const auto formation = form(pool, name, {0, 1});
+      const Decision found = decision(*formation);
+      if (found == Decision::elsewhere) break;
+      expect(found == Decision::here, "no decision");
+      held.push_back(formation->take());
     }
     expect(!held.empty(), "not even one group was made");
     held.clear();
-    const auto met = gather(pool, 1000, {1, 0});  // the other part; all have let go when it is there
-    expect(verdict(*met) == Verdict::here, "the other rank's part is full too");
-    expect(verdict(*gather(pool, 1001, {0, 1})) == Verdict::here, "what was given back is not used again");
+    const auto met = form(pool, 1000, {1, 0});  // the other part; all have let go when it is there
+    expect(decision(*met) == Decision::here, "the other rank's part is full too");
+    expect(decision(*form(pool, 1001, {0, 1})) == Decision::here, "what was given back is not used again");
   });
 }
 
@@ -202,20 +202,20 @@ void a_member_that_dies() {
   Process sleeper;
   const Pools pools(2, 4 << 20, {getpid(), sleeper.pid()});
   const auto own = pools.of(0), theirs = pools.of(1);
-  const auto waiting = gather(own, 1, {0, 1}), seeking = gather(own, 2, {1, 0});
-  expect(waiting->wait(0.1, never) == Verdict::open && waiting->ended().empty(), "a member that lives has ended");
+  const auto waiting = form(own, 1, {0, 1}), seeking = form(own, 2, {1, 0});
+  expect(waiting->wait(0.1, never) == Decision::open && waiting->ended().empty(), "a member that lives has ended");
   sleeper.end();
-  expect(waiting->wait(patience, never) == Verdict::open && waiting->ended() == std::vector<int>{1}, "a death was not noticed");
-  expect(seeking->wait(patience, never) == Verdict::open && seeking->ended() == std::vector<int>{0}, "the first one's death was not noticed");
+  expect(waiting->wait(patience, never) == Decision::open && waiting->ended() == std::vector<int>{1}, "a death was not noticed");
+  expect(seeking->wait(patience, never) == Decision::open && seeking->ended() == std::vector<int>{0}, "the first one's death was not noticed");
   waiting->leave();
-  const auto one = gather(own, 3, {0, 1}), other = gather(theirs, 3, {0, 1});
-  expect(other->wait(0.1, never) == Verdict::open, "found before the first one decides");
-  expect(verdict(*one) == Verdict::here, "not made");
+  const auto one = form(own, 3, {0, 1}), other = form(theirs, 3, {0, 1});
+  expect(other->wait(0.1, never) == Decision::open, "found before the first one decides");
+  expect(decision(*one) == Decision::here, "not made");
   const std::size_t before = pools.present();
   Memory memory = one->take();
   std::fill(memory.get(), memory.get() + segment_bytes, std::byte{1});
   memory.reset();
-  (void)gather(own, 4, {0, 1});
+  (void)form(own, 4, {0, 1});
   expect(pools.present() <= before, "memory that only a dead member holds was kept");
 }
 

@@ -28,7 +28,7 @@
 #include "process.hpp"
 #include "recorded.hpp"
 #include "slots.hpp"
-#include "vitals.hpp"
+#include "robust_futexes.hpp"
 #include "world.hpp"
 
 namespace torsh::test {
@@ -80,7 +80,7 @@ void a_number_that_is_another_process_by_now() {
     world.kill(1);
     const pid_t stranger = fork_as(number);
     if (stranger < 0) return;
-    alignas(64) static std::byte data[shm::Reach::piece_bytes]{};
+    alignas(64) static std::byte data[shm::CrossMemory::piece_bytes]{};
     {
       in_node::Writing writing(member.group.channel(), reinterpret_cast<std::uint64_t>(&target), sizeof target);
       const std::size_t written = writing.copy(1, data);
@@ -92,7 +92,7 @@ void a_number_that_is_another_process_by_now() {
   });
 }
 
-// A leader that dies when all ranks have come, and before it has told its squad so, is lost to that.
+// A leader that dies when all ranks have come, but before it has released its members, is lost to them.
 void a_leader_that_dies_before_it_releases() {
   World world({.nodes = {4}, .processors = 64, .tuning = {4 << 10, 4 << 10, 64 << 10, 2}});
   world.give_process(0);
@@ -107,13 +107,13 @@ void a_leader_that_dies_before_it_releases() {
       } catch (const Failure& failure) {
         over = true;
         if (failure.kind == FailureKind::peer_lost && failure.rank == 0) return;
-        throw Wrong("the squad learnt of another fault: " + describe(failure));
+        throw Wrong("the members learnt of another fault: " + describe(failure));
       }
-      throw Wrong("the squad was released by nobody");
+      throw Wrong("nobody released the members");
     }
     std::uint32_t last = 0;
     for (const shm::Flag& flag : segment.flags(0)) last = std::max(last, flag.round.load());
-    const auto flag_of = [&](int rank) -> shm::Flag& { return segment.flags(rank)[(last + 1) % shm::roomy_flags]; };
+    const auto flag_of = [&](int rank) -> shm::Flag& { return segment.flags(rank)[(last + 1) % shm::dedicated_flags]; };
     while (flag_of(1).round != last + 1 || flag_of(2).round != last + 1) std::this_thread::yield();
     flag_of(0).fingerprint.store(flag_of(2).fingerprint.load());
     flag_of(0).round = last + 1;
@@ -188,19 +188,19 @@ void bursts_of_broadcasts() {
   });
 }
 
-bool is_roomy(Shape shape) {
+bool has_cpu_per_rank(Shape shape) {
   std::atomic<int> roomy{0};
   const int ranks = shape.ranks();
-  World(std::move(shape)).run([&](Member& member) { roomy += member.group.channel().is_roomy(); });
+  World(std::move(shape)).run([&](Member& member) { roomy += member.group.channel().has_cpu_per_rank(); });
   if (roomy != 0 && roomy != ranks) throw Wrong("the ranks disagree about the processors that they have");
   return roomy != 0;
 }
 
 // Ranks spin only if they may use a processor each all the time.
 void a_quota_of_processors() {
-  if (!is_roomy({.nodes = {3}, .processors = 8})) throw Wrong("three ranks have not enough of 8 processors");
-  if (!is_roomy({.nodes = {3}, .processors = 8, .quota = 3})) throw Wrong("three ranks have not enough of a quota of 3");
-  if (is_roomy({.nodes = {3}, .processors = 8, .quota = 2.9})) throw Wrong("three ranks have enough of a quota of 2.9");
+  if (!has_cpu_per_rank({.nodes = {3}, .processors = 8})) throw Wrong("three ranks have not enough of 8 processors");
+  if (!has_cpu_per_rank({.nodes = {3}, .processors = 8, .quota = 3})) throw Wrong("three ranks have not enough of a quota of 3");
+  if (has_cpu_per_rank({.nodes = {3}, .processors = 8, .quota = 2.9})) throw Wrong("three ranks have enough of a quota of 2.9");
 }
 
 // A tree of files like the kernel's, which goes with this.
@@ -279,23 +279,23 @@ void caches_of_processors() {
   expect({}, 0);
 }
 
-int squad_of(Shape shape) {
-  std::atomic<int> squad{0};
+int fan_in_of(Shape shape) {
+  std::atomic<int> fan_in{0};
   World(std::move(shape)).run([&](Member& member) {
     for (int turn = 0; turn < 3; ++turn) member.group.perform(Call{.kind = OpKind::barrier}, Barrier{}, patience);
-    squad = member.group.channel().squad();
+    fan_in = member.group.channel().fan_in();
   });
-  return squad;
+  return fan_in;
 }
 
-// Squads do not straddle caches.
-void ranks_of_one_cache_are_one_squad() {
-  static_assert(shm::squad_size(64) == 8 && shm::squad_size(64, 32) == 8 && shm::squad_size(192, 8) == 16);
-  static_assert(shm::squad_size(96, 24) == 8 && shm::squad_size(37) == 5 && shm::squad_size(33, 3) == 6);
+// The ranks of a leader do not straddle caches.
+void ranks_of_one_cache_share_a_leader() {
+  static_assert(shm::barrier_fan_in(64) == 8 && shm::barrier_fan_in(64, 32) == 8 && shm::barrier_fan_in(192, 8) == 16);
+  static_assert(shm::barrier_fan_in(96, 24) == 8 && shm::barrier_fan_in(37) == 5 && shm::barrier_fan_in(33, 3) == 6);
   const shm::Tuning tuning{4 << 10, 4 << 10, 64 << 10, 2};
-  if (squad_of({.nodes = {9}, .processors = 64, .near = 2, .tuning = tuning}) != 2) throw Wrong("squads of two were expected");
-  if (squad_of({.nodes = {8}, .processors = 64, .near = 4, .tuning = tuning}) != 2) throw Wrong("squads in halves of a cache were expected");
-  if (squad_of({.nodes = {9}, .processors = 64, .near = 9, .tuning = tuning}) != 3) throw Wrong("squads of a root of all were expected");
+  if (fan_in_of({.nodes = {9}, .processors = 64, .near = 2, .tuning = tuning}) != 2) throw Wrong("a fan-in of two was expected");
+  if (fan_in_of({.nodes = {8}, .processors = 64, .near = 4, .tuning = tuning}) != 2) throw Wrong("half a cache to a leader was expected");
+  if (fan_in_of({.nodes = {9}, .processors = 64, .near = 9, .tuning = tuning}) != 3) throw Wrong("the square root of all was expected");
 }
 
 bool is_readable(const Stream& stream, int milliseconds) {
@@ -344,12 +344,12 @@ const std::vector<Scene>& scenes() {
         {"quotas of the second version", quotas_of_the_second_version},
         {"quotas of the first version", quotas_of_the_first_version},
         {"caches of processors", caches_of_processors},
-        {"ranks of one cache are one squad", ranks_of_one_cache_are_one_squad},
+        {"ranks of one cache share a leader", ranks_of_one_cache_share_a_leader},
         {"a stream that expects much", a_stream_that_expects_much},
     };
     for (const Scene& each : pool_scenes()) made.push_back(each);
     for (const Scene& each : call_scenes()) made.push_back(each);
-    for (const Scene& each : vitals_scenes()) made.push_back(each);
+    for (const Scene& each : robust_futex_scenes()) made.push_back(each);
     for (const Scene& each : endings_scenes()) made.push_back(each);
     for (const Scene& each : slot_scenes()) made.push_back(each);
     for (const Scene& each : recorded_scenes()) made.push_back(each);

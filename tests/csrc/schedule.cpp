@@ -34,7 +34,7 @@ std::vector<Shape> shapes() {
     all.push_back({.nodes = {ranks}, .processors = 64, .tuning = {4 << 10, 4 << 10, 64 << 10, 2}});
   }
   all.push_back({.nodes = {5}, .processors = 64, .quota = 1, .tuning = {4 << 10, 4 << 10, 64 << 10, 32, 2, 2}});
-  all.push_back({.nodes = {4}, .reach = false});
+  all.push_back({.nodes = {4}, .cross_memory = false});
   all.push_back({.nodes = {4}, .processors = 64, .regions = true});
   all.push_back({.nodes = {2}, .regions = true});
   for (const Strategy strategy : strategies) {
@@ -90,7 +90,7 @@ Shape random_shape(Random& random) {
   shape.scattered = random.one_in(2);
   shape.tcp = random.one_in(3);
   shape.streams = random.among({1, 1, 2, 3});
-  shape.reach = !random.one_in(4);
+  shape.cross_memory = !random.one_in(4);
   shape.processors = random.among({0, 64});
   shape.regions = random.one_in(4);
   shape.strategy = random.among({Strategy::adaptive, Strategy::standard, Strategy::ring, Strategy::tree, Strategy::hierarchical});
@@ -165,7 +165,7 @@ std::vector<Course> faults() {
                            .victim = static_cast<int>(courses.size() % (two_levels ? 5 : 3)), .when = 2});
         Shape& shape = courses.back().shape;
         if (two_levels) shape.tuning.two_levels_from = 2;
-        if (nodes.front() == 4) shape.quota = 1, shape.tuning.gathering_from = shape.tuning.by_one_from = 2;
+        if (nodes.front() == 4) shape.quota = 1, shape.tuning.broadcast_wake_from = shape.tuning.single_rank_from = 2;
       }
     }
   }

@@ -101,7 +101,7 @@ std::string Shape::words() const {
   for (const int ranks_there : nodes) text.append(text.empty() ? "" : "+").append(std::to_string(ranks_there));
   text += " ranks";
   if (nodes.size() > 1) text += std::string(", ") + name(strategy) + (scattered ? ", scattered" : "") + (tcp ? ", TCP" : "");
-  return text + (processors != 0 ? ", a processor each" : "") + (processors != 0 && ranks() >= tuning.two_levels_from ? ", two levels" : "") + (quota != 0 ? ", crowded" : "") + (reach ? "" : ", out of reach") + (regions ? ", mapped" : "");
+  return text + (processors != 0 ? ", a processor each" : "") + (processors != 0 && ranks() >= tuning.two_levels_from ? ", two levels" : "") + (quota != 0 ? ", crowded" : "") + (cross_memory ? "" : ", out of reach") + (regions ? ", mapped" : "");
 }
 
 std::string describe(const Failure& failure) {
@@ -169,13 +169,13 @@ GroupSetup World::setup(int rank) {
   made.layout = {rank, 0, layout_};
   made.layout.node = made.layout.node_of(rank);
   made.node.rank = made.layout.index();
-  made.node.names = made.layout.local();
-  for (const int peer : made.node.names) {
+  made.node.group_ranks = made.layout.local();
+  for (const int peer : made.node.group_ranks) {
     const auto& process = processes_[static_cast<std::size_t>(peer)];
-    made.node.pids.push_back(process && peer != rank ? process->pid() : shape_.reach ? getpid() : 0);
+    made.node.pids.push_back(process && peer != rank ? process->pid() : shape_.cross_memory ? getpid() : 0);
   }
   const int file = segments_[static_cast<std::size_t>(made.layout.node)].number();
-  const auto local = static_cast<int>(made.node.names.size());
+  const auto local = static_cast<int>(made.node.group_ranks.size());
   made.node.memory = shm::map_segment(file, shm::Segment::bytes_for(local, shm::slot_bytes(shape_.tuning)));
   made.node.tuning = shape_.tuning;
   made.node.world = static_cast<std::uint32_t>(shape_.ranks());
@@ -199,7 +199,7 @@ void World::be(int rank, const std::function<void(Member&)>& body, std::barrier<
     channel.segment().area(channel.rank()).own.quota = shape_.quota;
     channel.segment().area(channel.rank()).own.quota_group = 1;
   }
-  group.meet(patience);
+  group.handshake(patience);
   const std::span<std::byte> mapped = shape_.regions ? share_memory(group) : std::span<std::byte>();
   met.arrive_and_wait();  // else the first one's fault may find others in their meeting
   Member member{rank, shape_.ranks(), group, mapped, interrupt, *recordings_[static_cast<std::size_t>(rank)]};

@@ -33,7 +33,7 @@ struct Shape {
   bool scattered = false;     // neighbouring ranks are on different nodes
   bool tcp = false;           // nodes are linked by TCP on loopback, else by Unix sockets
   int streams = 1;            // for data, between two ranks of different nodes
-  bool reach = true;          // ranks of a node can copy from each other's memory
+  bool cross_memory = true;          // ranks of a node can copy from each other's memory
   int processors = 0;         // that the ranks take the machine to have; 0 is what it has
   double quota = 0;           // of processors, that they take the system to let them use together
   int near = 0;               // so many ranks in a row have a cache in common; 0 is what the machine has

@@ -205,7 +205,7 @@ def test_an_exception_that_a_long_clean_up_holds_back_is_the_cause(torshrun: Lau
     assert (code, cause["ranks"], cause["kind"]) == (1, [2], "exception")
     assert "the traceback of an exception that had not got to its end:" in err
     assert "  | ValueError: bad label -3\n" in err
-    assert "ranks 0-1 waited in vain" in err
+    assert "ranks 0-1 timed out waiting" in err
 
 
 def test_the_exit_code_is_the_exceptions_although_torshrun_stops_what_is_left_of_it(

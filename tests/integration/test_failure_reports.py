@@ -88,7 +88,7 @@ def test_a_crash_shows_where_python_called_it(torshrun: Run) -> None:
     assert code == 139
     lines = report(stderr)
     assert "killed by SIGSEGV, exit code 139" in lines[0]
-    assert lines[1].startswith("  It touched memory that is not its own")
+    assert lines[1].startswith("  It accessed memory that is not its own")
     assert "  | Fatal Python error: Segmentation fault" in lines
     assert any(line.endswith(" in load_batch") for line in lines if line.startswith("  |   File"))
 
@@ -123,7 +123,7 @@ def test_a_script_that_is_not_there_and_one_that_cannot_be_read(
 def test_a_kill_from_outside_is_told_from_one_for_want_of_memory(torshrun: Run) -> None:
     code, stderr = torshrun("import os; os.kill(os.getpid(), 9)")
     assert code == 137
-    assert report(stderr)[1].startswith("  Nobody but the kernel or another process sends it")
+    assert report(stderr)[1].startswith("  Only the kernel or another process sends it")
 
 
 def test_what_record_wrote_is_shown_if_stderr_says_nothing(torshrun: Run) -> None:

@@ -78,7 +78,7 @@ def test_who_loses_a_rank_of_an_axis_names_it_as_all_do() -> None:
 def test_torshrun_tells_where_a_rank_stood_that_was_killed() -> None:
     found = torshrun("killed", 5)
     assert "rank 5 most likely failed first: killed by SIGKILL" in found.stderr
-    assert "rank 5: stood in no collective, F2 of stage 1, at pp 1, dp 0, tp 1\n" in found.stderr
+    assert "rank 5: in no collective, F2 of stage 1, at pp 1, dp 0, tp 1\n" in found.stderr
 
 
 def test_torshrun_names_the_rank_with_another_pipeline() -> None:

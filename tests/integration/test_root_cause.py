@@ -44,7 +44,7 @@ def test_who_does_not_come_is_named_with_where_it_stood(torshrun: Launcher) -> N
     script = STEPS + "def load():\n    time.sleep(60)\nload() if rank == 1 else tr.barrier()\n"
     err, cause = run(torshrun, script, "--nproc-per-node=3")
     assert verdict(cause) == ([1], "likely", "missing")
-    assert "rank 1: stood in no collective, at load (train.py:" in err
+    assert "rank 1: in no collective, at load (train.py:" in err
     assert "): time.sleep(60)" in err
     assert "ranks 0, 2 waited in barrier for rank 1, which did not come." in err
 
@@ -131,7 +131,7 @@ tr.barrier()
     )
     err, cause = run(torshrun, script, "--nproc-per-node=3")
     assert verdict(cause) == ([0], "likely", "file missing")
-    assert "went on (could not write vocab.json: keys must be str)" in err
+    assert "continued (could not write vocab.json: keys must be str)" in err
 
 
 def test_a_stopped_process_is_named(torshrun: Launcher) -> None:
@@ -156,7 +156,7 @@ tr.barrier()
     )
     err, cause = run(torshrun, script, "--nproc-per-node=2")
     assert verdict(cause) == ([1], "likely", "exception")
-    assert "A thread of rank 1 had ended by an exception (ValueError: sample 5" in err
+    assert "A thread of rank 1 had ended with an exception (ValueError: sample 5" in err
 
 
 def test_each_round_has_its_root_cause(torshrun: Launcher) -> None:

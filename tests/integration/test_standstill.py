@@ -63,5 +63,5 @@ def test_who_kept_others_waiting_is_told_and_the_code_is_that_of_the_signal(
     assert "torshrun: when the signal came: no progress for" in err
     assert "ranks 0, 2 wait in barrier() (operation 2) for rank 1" in err
     assert "ranks 0, 2 waited in barrier() (operation 2) for rank 1, which did not come." in err
-    assert "rank 1: stood in no collective, at load (train.py:" in err
+    assert "rank 1: in no collective, at load (train.py:" in err
     assert "failed first" not in err

@@ -1,4 +1,4 @@
-"""Arrays as the backends want them: C-contiguous and aligned."""
+"""Arrays as the backends require them: C-contiguous and aligned."""
 
 from torsh_runtime.arrays.host import is_known, stage, staged
 

@@ -18,12 +18,12 @@ _REQUIRED: tuple[Literal["C_CONTIGUOUS"], Literal["ALIGNED"]] = ("C_CONTIGUOUS",
 
 
 def stage(array: object, writable: bool) -> tuple[NDArray[Any], Finish | None]:
-    """A contiguous, aligned array of the same elements, and what copies it back to `array`.
+    """Return a C-contiguous, aligned array of the same elements, and a function to copy it back.
 
-    Where the array itself is contiguous it is looked at in place and there is nothing to copy
-    back; nor is there unless `writable`. Its dtype may be one that can only be moved (is_known).
-    Raises TypeError for a type or dtype that collectives do not take, ValueError for a read-only
-    array where a writable one is needed.
+    If `array` itself is contiguous and aligned, the result is a view of its memory, and the
+    function is None; it is also None unless `writable`. The dtype may be one that can only be moved
+    (is_known). Raises TypeError for a type or dtype that collectives do not accept, ValueError for
+    a read-only array where a writable one is needed.
     """
     source = _host_view(array)
     _check(source, writable)
@@ -37,7 +37,7 @@ def stage(array: object, writable: bool) -> tuple[NDArray[Any], Finish | None]:
 
 @contextmanager
 def staged(array: object, *, writable: bool) -> Iterator[NDArray[Any]]:
-    """stage() for the length of a block, which copies back if it ends without an error."""
+    """Call stage() for the duration of a block, and copy back if it ends without an error."""
     copy, finish = stage(array, writable)
     yield copy
     if finish is not None:
@@ -63,7 +63,7 @@ def _host_view(array: object) -> NDArray[Any]:
 
 @lru_cache(maxsize=256)
 def is_known(dtype: np.dtype[Any]) -> bool:
-    """Whether its elements are numbers that can be reduced; others are moved as bytes."""
+    """Return whether elements of the dtype can be reduced; others are moved as bytes."""
     return dtype.isnative and dtype.name in DTYPES
 
 

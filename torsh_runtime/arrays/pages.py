@@ -1,4 +1,4 @@
-"""Pages of memory that several processes have."""
+"""Pages of memory that several processes share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 
 def give_back(array: NDArray[Any]) -> None:
-    """Give the whole pages of a contiguous array in a shared mapping to the system, for all who
-    have them; what is written there later gets new ones. OSError where the system refuses it, as
-    for memory that is locked."""
+    """Return the whole pages of a contiguous array in a shared mapping to the system.
+
+    All processes that share them lose their contents; later writes get new pages. Raises OSError
+    where the system refuses it, such as for locked memory."""
     start = array.__array_interface__["data"][0]
     first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE

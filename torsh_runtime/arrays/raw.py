@@ -1,4 +1,4 @@
-"""Bytes of arrays and tensors of any framework, in row-major order, to be kept elsewhere."""
+"""Copies the bytes of arrays and tensors of any framework, in row-major order."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Bytes = NDArray[np.uint8]
 
 
 def is_array(value: object) -> bool:
-    """Whether it is an array of numpy, cupy or jax, or a tensor of torch."""
+    """Return whether the value is an array of numpy, cupy or jax, or a tensor of torch."""
     return _is_torch(value) or all(hasattr(value, each) for each in ("__array__", "dtype", "shape"))
 
 
 def dtype_name(values: Any) -> str:
-    """Of its elements, as numpy, torch and ml_dtypes agree on it: "float32", "bfloat16"."""
+    """Return the dtype's name that numpy, torch and ml_dtypes share: "float32", "bfloat16"."""
     return str(values.dtype).removeprefix("torch.")
 
 
 def copy_out(values: Any, target: Bytes) -> None:
-    """Write its bytes to `target`, which is as long."""
+    """Write the bytes of `values` to `target`, which has the same length."""
     if _is_torch(values):
         from torsh_runtime.arrays.torch import copy_out as copy_tensor_out
 
@@ -36,7 +36,7 @@ def copy_out(values: Any, target: Bytes) -> None:
 
 
 def copy_in(values: Any, source: Bytes) -> None:
-    """Write these bytes into it, in place."""
+    """Write the bytes into `values`, in place."""
     if _is_torch(values):
         from torsh_runtime.arrays.torch import copy_in as copy_tensor_in
 
@@ -47,7 +47,7 @@ def copy_in(values: Any, source: Bytes) -> None:
 
 
 def cast_in(values: Any, source: Bytes, dtype: str) -> None:
-    """Write bytes of another dtype into it, in place, each element rounded to its own."""
+    """Write bytes of the dtype `dtype` into `values`, in place, rounding elements to its dtype."""
     elements = empty(framework_of(values), tuple(values.shape), dtype)
     copy_in(elements, source)
     if _is_torch(values):
@@ -57,7 +57,10 @@ def cast_in(values: Any, source: Bytes, dtype: str) -> None:
 
 
 def memory_of(values: Any) -> Bytes | None:
-    """Its bytes in place, if they are in this process's memory, one behind the other."""
+    """Return a writable view of the bytes of `values`, as a one-dimensional uint8 array.
+
+    Returns None unless they are contiguous in this process's memory and writable.
+    """
     if _is_torch(values):
         from torsh_runtime.arrays.torch import memory_of as memory_of_tensor
 
@@ -68,8 +71,9 @@ def memory_of(values: Any) -> Bytes | None:
 
 
 def empty(framework: str, shape: tuple[int, ...], dtype: str) -> Any:
-    """An uninitialised array of "numpy", or tensor of "torch", in this process's memory. TypeError
-    for a dtype that the framework has not."""
+    """Return an uninitialised array of "numpy", or tensor of "torch", in this process's memory.
+
+    Raises TypeError for a dtype that the framework does not have."""
     if framework == "torch":
         from torsh_runtime.arrays.torch import empty as empty_tensor
 
@@ -78,7 +82,7 @@ def empty(framework: str, shape: tuple[int, ...], dtype: str) -> Any:
 
 
 def framework_of(values: object) -> str:
-    """As empty() takes it."""
+    """Return the name of the value's framework that empty() takes: "torch" or "numpy"."""
     return "torch" if _is_torch(values) else "numpy"
 
 

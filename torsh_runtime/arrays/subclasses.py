@@ -1,4 +1,4 @@
-"""Subclasses of torch's tensors that are made of other tensors, such as quantised ones."""
+"""Subclasses of torch's tensors that consist of other tensors, such as quantised ones."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ _OWN_MEMORY = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_subclass(value: object) -> bool:
-    """Whether it is a tensor that its elements alone do not make again. A result of a functional
-    collective is none: its elements come when they are wanted."""
+    """Return whether the value is a tensor that cannot be restored from its elements alone.
+
+    The result of a functional collective is none: reading it waits for its elements."""
     is_own = type(value) in _OWN_MEMORY or hasattr(value, "trigger_wait")
     return isinstance(value, torch.Tensor) and not is_own
 
 
 def is_made_of_others(tensor: torch.Tensor) -> bool:
-    """Whether other tensors hold what it has, so that it has no memory itself."""
+    """Return whether the tensor consists of other tensors, and has no memory of its own."""
     return hasattr(type(tensor), "__tensor_flatten__")
 
 
 def refusal_of_distributed(name: str, value: object) -> str:
-    """Why a DTensor of torch cannot be kept; "" for anything else."""
+    """Return why a DTensor of torch cannot be saved; "" for any other value."""
     if type(value).__name__ != "DTensor":
         return ""
     return (
@@ -37,10 +38,11 @@ def refusal_of_distributed(name: str, value: object) -> str:
 
 
 def taken_apart(name: str, tensor: torch.Tensor) -> tuple[str, dict[str, Any], Any]:
-    """The name of its class, the tensors that it is made of, by name, and what else it needs.
+    """Return the name of the tensor's class, its parts by name, and the context to restore it.
 
-    ConfigError for a class that cannot be made again: it must be one that torch.load() accepts with
-    weights_only=True, for nothing else is made of what a file says.
+    `name` names the tensor in errors. Raises ConfigError for a class that cannot be restored: it
+    must be one that torch.load() accepts with weights_only=True, since no other class is created
+    from the contents of a file.
     """
     kind = type(tensor)
     refused = refusal_of_distributed(name, tensor)
@@ -68,9 +70,9 @@ def put_together(
     shape: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> Any:
-    """The tensor again. It holds these parts themselves, which may be filled later.
+    """Restore the tensor and return it. It shares the memory of `parts`, which may be filled later.
 
-    CheckpointError for a class that torch.load() does not accept, or that copies its parts.
+    Raises CheckpointError for a class that torch.load() does not accept, or that copies its parts.
     """
     known = _known().get(kind)
     if known is None:
@@ -88,7 +90,7 @@ def put_together(
 
 
 def _known() -> dict[str, Any]:
-    """Classes of such tensors that the program and its libraries allow to be made from files."""
+    """Return the classes of such tensors, by name, that may be created from files."""
     allowed = torch.serialization.get_safe_globals()
     classes = [each[0] if isinstance(each, tuple) else each for each in allowed]
     return {_full_name(each): each for each in classes if hasattr(each, "__tensor_unflatten__")}

@@ -1,4 +1,4 @@
-"""torch CPU tensors as numpy arrays. The only module here that loads torch."""
+"""torch CPU tensors as numpy arrays. Imports torch, so import it only where torch is in use."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from torsh_runtime.numpy_or_cupy import bfloat16
 
 
 def host_view(tensor: torch.Tensor) -> NDArray[Any]:
-    """The tensor's own memory as an array of the same shape, strides and dtype.
+    """Return a view of the tensor's memory as an array of the same shape, strides and dtype.
 
-    The result of a functional collective is waited for. bfloat16 needs the package ml_dtypes
-    (BackendUnavailable). Raises TypeError for tensors that are not dense ones in this process's
-    memory.
+    Waits for the result of a functional collective. Raises BackendUnavailable for bfloat16 without
+    the package ml_dtypes, TypeError for tensors that are not dense ones in this process's memory.
     """
     if hasattr(tensor, "trigger_wait"):  # an AsyncCollectiveTensor: the tensor within
         tensor = tensor.trigger_wait()
@@ -45,7 +44,10 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _opaque(tensor: torch.Tensor) -> NDArray[Any]:
-    """A tensor of a dtype that numpy has not, such as float8, whose name its elements then have."""
+    """Return a view of a tensor whose dtype numpy does not have, such as float8.
+
+    Its dtype is a structure with a single field, which has the name of the tensor's dtype.
+    """
     name, width = str(tensor.dtype).removeprefix("torch."), tensor.element_size()
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     try:
@@ -56,18 +58,21 @@ def _opaque(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def copy_out(tensor: torch.Tensor, target: NDArray[np.uint8]) -> None:
-    """See arrays.raw."""
+    """Write the bytes of `tensor` to `target`, which has the same length."""
     _elements(target, tensor).copy_(tensor.detach())
 
 
 @torch.no_grad()
 def copy_in(tensor: torch.Tensor, source: NDArray[np.uint8]) -> None:
-    """See arrays.raw."""
+    """Write the bytes into `tensor`, in place."""
     tensor.copy_(_elements(source, tensor))
 
 
 def memory_of(tensor: torch.Tensor) -> NDArray[np.uint8] | None:
-    """See arrays.raw."""
+    """Return a view of the tensor's bytes, as a one-dimensional uint8 array.
+
+    Returns None unless they are contiguous in this process's memory.
+    """
     if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj():
         return None
     memory: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
@@ -75,7 +80,7 @@ def memory_of(tensor: torch.Tensor) -> NDArray[np.uint8] | None:
 
 
 def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
-    """See arrays.raw."""
+    """Return an uninitialised CPU tensor. Raises TypeError for a dtype that torch does not have."""
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise TypeError(f"{dtype!r} is no dtype of torch's")
@@ -87,8 +92,9 @@ def _elements(memory: NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
 
 
 def part_like(flat: torch.Tensor, start: int, like: torch.Tensor) -> torch.Tensor:
-    """Give a view of the elements from `start` on, in the shape of `like` and as it lies in memory
-    where that can be."""
+    """Return a view of the elements of `flat` from `start` on, in the shape of `like`.
+
+    It has the strides of `like` too, where its elements fill their memory without overlaps."""
     # torch keeps strides in a copy if the elements fill their memory and do not overlap.
     if torch.empty_like(like, device="meta").stride() == like.stride():
         return flat.as_strided(like.size(), like.stride(), flat.storage_offset() + start)

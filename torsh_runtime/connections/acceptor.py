@@ -1,4 +1,5 @@
-"""Conversations with strangers within an event loop, which never take much of its time."""
+"""Conversations with unauthenticated peers ("strangers") within an event loop, which take a limited
+part of its time."""
 
 from __future__ import annotations
 
@@ -11,17 +12,20 @@ from collections.abc import Callable
 from torsh_runtime.connections.multiplexer import Answer, ConnectionMultiplexer, Outcome, is_lack
 
 _AT_ONCE = 8
-"""Strangers that are listened to before the loop turns to its other work."""
+"""Number of strangers that are served before the loop turns to its other work."""
 _SHARE = 0.5
-"""Of one CPU, which strangers may cost this process for long,"""
+"""Fraction of a CPU that strangers may use of this process in the long run."""
 _SAVED = 4.0
-"""and the seconds for which it is saved up while nobody comes."""
+"""Seconds for which an unused share is saved up while no stranger connects."""
 _PAUSE = 0.1
-"""Seconds until the next attempt when the process has no descriptor left."""
+"""Seconds until the next attempt to accept when the process has no free descriptor."""
 
 
 class CpuBudget:
-    """A share of one CPU for work that others cause. What is not spent is saved up for a while."""
+    """Limits the work that others cause to a share of a CPU, and saves up what is not used.
+
+    `share` is a fraction of a CPU, `saved` the seconds for which it is saved up at most.
+    """
 
     def __init__(self, share: float = _SHARE, saved: float = _SAVED) -> None:
         self._share = share
@@ -29,23 +33,24 @@ class CpuBudget:
         self._spent_until = -math.inf
 
     def pause(self, spent: float, now: float) -> float:
-        """How long to pause after so many seconds of work."""
+        """Return the seconds to pause after `spent` seconds of work that ended at `now`."""
         self._spent_until = max(self._spent_until, now - self._saved) + spent / self._share
         return max(self._spent_until - now, 0.0)
 
 
 _budget = CpuBudget()
-"""It is shared by all acceptors of this process."""
+"""Budget that all acceptors of this process share."""
 
 
 class Acceptor:
-    """Holds a conversation with each that connects to the listening socket, and tells how it
-    `ended`. Use it within an event loop, and close it; the socket and the conversations are its
-    own.
+    """Holds a conversation with each peer that connects to the listening socket.
 
-    In each of its turns the loop hears a few strangers at most, and all of them together take a
-    share of a CPU at most: however many come, others are served in time, and they wait in the
-    socket's queue.
+    Calls `ended` with the outcome of each. Use it within an event loop, and close it; it owns the
+    socket and the conversations.
+
+    In each of its turns the loop serves only a few strangers, and all of them together use at most
+    a share of a CPU. However many connect, the loop's other work is done in time, and the
+    strangers wait in the socket's queue.
     """
 
     def __init__(
@@ -56,7 +61,10 @@ class Acceptor:
         ended: Callable[[Outcome], None],
         stuck: Callable[[str], None],
     ) -> None:
-        """`stuck` is told why nobody can connect for the moment."""
+        """Begin to accept connections, and hold the conversation answer(sock) with each.
+
+        `stuck` is called with the reason when no peer can connect for the moment.
+        """
         self._listener = listener
         self._conversations = conversations
         self._ended = ended
@@ -68,7 +76,7 @@ class Acceptor:
         self._hear_after(0.0)
 
     def close(self) -> None:
-        """Listen no more, and end all conversations. A second time does nothing."""
+        """Stop listening and end all conversations. A second call does nothing."""
         if self._listener.fileno() >= 0:
             self._loop.remove_reader(self._conversations)
             if self._timer:
@@ -98,7 +106,7 @@ class Acceptor:
         self._wake_at(time.monotonic() + pause if pause else self._conversations.next_deadline)
 
     def _wake_at(self, moment: float) -> None:
-        """Take another turn then at the latest, though nobody says anything."""
+        """Take another turn at `moment` at the latest, even if no socket is ready."""
         if self._timer and self._timer.when() > moment:
             self._timer.cancel()
             self._timer = None

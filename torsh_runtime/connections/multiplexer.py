@@ -1,8 +1,8 @@
 """Short conversations with many peers at once, over non-blocking sockets.
 
-A conversation is a generator that yields the epoll events it waits for and returns its result.
-Each has a deadline of its own, so whoever stays silent or talks nonsense delays nobody else, and
-costs neither a task nor a thread. Deadlines are moments of time.monotonic().
+A conversation is a generator that yields the epoll events it waits for and returns its result. Each
+has a deadline of its own, so a peer that stays silent or sends malformed bytes delays no other, and
+needs neither a task nor a thread. Deadlines are moments of time.monotonic().
 """
 
 from __future__ import annotations
@@ -22,33 +22,40 @@ from torsh_runtime.connections.peer import foreign_uid
 
 ProtocolCoroutine = Generator[int, None, Any]
 Answer = Callable[[socket.socket], ProtocolCoroutine]
-"""What is said to who connects; it is closed there and then if this raises at once."""
+"""Creates the conversation with a peer that has connected. If that raises before it first waits,
+the socket is closed at once."""
 
 ADMISSION_SECONDS = 10.0
-"""How long a caller may take to prove who it is."""
+"""Seconds that a caller may take to authenticate."""
 MAX_STRANGERS = 1024
-"""Callers of this host that have proved nothing yet, and those of others."""
+"""The largest number of unauthenticated callers of this host, and of those of other hosts."""
 _ACCEPTED_AT_ONCE = 8
-"""Before those that are there already are listened to again."""
+"""Callers that are accepted before the existing ones are served again."""
 
 
 class Refused(Exception):
-    """The other side is not who it should be."""
+    """Reports that the other side is not authorized, or violated the protocol."""
 
 
 class Connection(NamedTuple):
-    """A socket has one conversation at a time; `label` is the starter's, None of a caller's."""
+    """Holds the conversation of a socket, which has one at a time.
+
+    `label` is chosen by the code that started it; it is None for a caller, a peer that connected.
+    """
 
     sock: socket.socket
     script: ProtocolCoroutine
     deadline: float
     label: object
     host: str = ""
-    """Of a caller: its address if it is of another host."""
+    """The address of a caller on a different host; otherwise empty."""
 
 
 class Outcome(NamedTuple):
-    """How a conversation ended. With an error the socket is closed, else it is the receiver's."""
+    """Reports how a conversation ended.
+
+    With an error the socket is closed; otherwise the receiver of the outcome owns it.
+    """
 
     label: object
     sock: socket.socket
@@ -57,10 +64,10 @@ class Outcome(NamedTuple):
 
 
 class ConnectionMultiplexer(Closing):
-    """All conversations of one thread. Closing it closes the sockets that it still has.
+    """Runs all conversations of a thread. Closing it closes the sockets that it still owns.
 
-    A caller has `patience` seconds. Of more than `most_callers` from this host, or as many from all
-    others, the oldest is cut off of the address that has the most.
+    A caller has `patience` seconds. If there are more than `most_callers` callers of this host, or
+    of all other hosts, the oldest caller of the address that has the most is disconnected.
     """
 
     def __init__(self, patience: float = 0.0, most_callers: int = 0) -> None:
@@ -69,9 +76,9 @@ class ConnectionMultiplexer(Closing):
         self._poll = select.epoll()
         self._begun: dict[int, Connection] = {}
         self._callers: dict[int, Connection] = {}
-        """The oldest first."""
+        """Callers by their descriptors, the oldest first."""
         self._hosts: Counter[str] = Counter()
-        """How many callers each has."""
+        """Number of callers of each host; "" stands for this host."""
         self._listeners: dict[int, tuple[socket.socket, Answer]] = {}
 
     def close(self) -> None:
@@ -88,16 +95,19 @@ class ConnectionMultiplexer(Closing):
 
     @property
     def next_deadline(self) -> float:
-        """When some conversation is to end if nothing is heard meanwhile; inf if there is none."""
+        """Return the earliest deadline of all conversations; inf if there are none."""
         oldest = next((connection.deadline for connection in self._callers.values()), float("inf"))
         return min((connection.deadline for connection in self._begun.values()), default=oldest)
 
     def fileno(self) -> int:
-        """Readable when a turn would find something to do, deadlines apart."""
+        """Return a descriptor that is readable when a turn has work to do, apart from deadlines."""
         return self._poll.fileno()
 
     def listen(self, listener: socket.socket, answer: Answer) -> None:
-        """Hold the conversation answer(sock) with whoever connects. The listener stays open."""
+        """Hold the conversation answer(sock) with each peer that connects.
+
+        The caller of this method keeps owning the listener.
+        """
         listener.setblocking(False)
         self._listeners[listener.fileno()] = listener, answer
         self._poll.register(listener, select.EPOLLIN)
@@ -105,7 +115,10 @@ class ConnectionMultiplexer(Closing):
     def begin(
         self, sock: socket.socket, script: ProtocolCoroutine, deadline: float, label: object = None
     ) -> Outcome | None:
-        """Start a conversation; how it ended, if it has already. It owns the socket."""
+        """Start a conversation, which then owns the socket, with a `deadline` of time.monotonic().
+
+        Returns its outcome if it has already ended, otherwise None.
+        """
         connection = Connection(sock, script, deadline, label)
         outcome = self._start(connection)
         if outcome is None:
@@ -113,13 +126,15 @@ class ConnectionMultiplexer(Closing):
         return outcome
 
     def end(self, sock: socket.socket) -> None:
-        """End the socket's conversation; the socket is the caller's."""
+        """End the socket's conversation without closing the socket, which the caller then owns."""
         self._forget(self._begun[sock.fileno()])
 
     def turn(self, seconds: float, most: int = -1) -> Iterator[Outcome]:
-        """Go on for at most so many seconds with those that are ready, with so many at most (-1 for
-        all); those that have ended meanwhile. OSError when this process has no descriptor left for
-        another caller, and there is none to drop.
+        """Wait for at most `seconds`, continue the conversations that are ready, and yield the
+        outcomes of those that have ended.
+
+        Continues at most `most` of them (-1 for all). Raises OSError when this process has no
+        descriptor left for a new caller, and there is no caller to disconnect.
         """
         pause = max(min(seconds, self.next_deadline - time.monotonic()), 0.0)
         ready = [number for number, _ in self._poll.poll(pause, most)]
@@ -127,7 +142,7 @@ class ConnectionMultiplexer(Closing):
             connection = self._callers.get(number) or self._begun.get(number)
             if connection and (outcome := self._advance(connection)) is not None:
                 yield outcome
-        for number in ready:  # after the others, whose numbers new ones may get
+        for number in ready:  # after the others, whose descriptors new ones may get
             if number in self._listeners:
                 yield from self._accept(*self._listeners[number])
         yield from self._expire()
@@ -136,7 +151,7 @@ class ConnectionMultiplexer(Closing):
         for number in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, address = listener.accept()
-            except OSError as error:  # a lack is told even where nobody else waits
+            except OSError as error:  # the first is raised even if no caller waits
                 if number == 0 and is_lack(error) and not self._drop_caller(self._hosts):
                     raise
                 return  # there are no more, or the next turn has room for it
@@ -157,7 +172,7 @@ class ConnectionMultiplexer(Closing):
         return None
 
     def _drop_caller(self, hosts: Iterable[str]) -> bool:
-        """Cut off the oldest caller from that of the hosts which has the most; whether there is."""
+        """Disconnect the oldest caller of the host with the most; return whether there was one."""
         crowd = max(hosts, key=lambda host: self._hosts[host], default=None)
         caller = next(
             (connection for connection in self._callers.values() if connection.host == crowd), None
@@ -204,7 +219,10 @@ class ConnectionMultiplexer(Closing):
 def _next(
     connection: Connection, before_it_ends: Callable[[Connection], None] = lambda it: None
 ) -> int | Outcome:
-    """What a conversation waits for next, or how it has ended."""
+    """Continue a conversation; return the events that it waits for next, or its outcome.
+
+    `before_it_ends` is called if it has ended.
+    """
     try:
         return next(connection.script)
     except StopIteration as end:
@@ -221,13 +239,14 @@ def _failed(connection: Connection, error: Exception) -> Outcome:
 
 
 def is_lack(error: OSError) -> bool:
-    """Whether this process, or the host, has no descriptor left."""
+    """Return whether the error means that this process, or the host, has no descriptor left."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def check_user(sock: socket.socket, secret: bytes) -> None:
-    """Refused when the caller is another user of this host, unless over TCP with a secret;
-    ConnectionError when it has gone.
+    """Raise Refused if the caller is a process of another user of this host.
+
+    Over TCP with a secret all users are accepted. Raises ConnectionError when the caller has gone.
     """
     uid = foreign_uid(sock, secret)
     if uid is not None:
@@ -235,14 +254,16 @@ def check_user(sock: socket.socket, secret: bytes) -> None:
 
 
 def foreign(client: str, own: str) -> str:
-    """The client's address if it is another host's; "" for this one."""
+    """Return the client's address if it is on a different host; "" for this host."""
     is_here = client == own or client.removeprefix("::ffff:").startswith("127.")
     return "" if is_here else client
 
 
 def receive(sock: socket.socket, size: int, last: bool = True) -> Generator[int, None, bytes]:
-    """Exactly `size` bytes. Refused when more have come, unless these are not the `last` ones
-    before it is the other side's turn to listen.
+    """Receive exactly `size` bytes.
+
+    Raises EOFError when the other side hangs up. If these are the `last` bytes before the other
+    side must wait for an answer, raises Refused when more have been received.
     """
     data = b""
     while len(data) < size:
@@ -253,17 +274,17 @@ def receive(sock: socket.socket, size: int, last: bool = True) -> Generator[int,
 
 
 def receive_some(sock: socket.socket, most: int) -> Generator[int, None, bytes]:
-    """What comes next, at least one byte."""
+    """Receive at least one byte and at most `most`. Raises EOFError when the peer hangs up."""
     while True:
         yield select.EPOLLIN
-        with suppress(BlockingIOError):  # woken for nothing
+        with suppress(BlockingIOError):  # a spurious wake-up
             if data := sock.recv(most):
                 return data
             raise EOFError("it hung up")
 
 
 def send(sock: socket.socket, data: bytes) -> Generator[int, None, None]:
-    """All of the data."""
+    """Send all of the data."""
     view = memoryview(data)
     while view:
         try:
@@ -273,7 +294,7 @@ def send(sock: socket.socket, data: bytes) -> Generator[int, None, None]:
 
 
 def connect(sock: socket.socket, address: tuple[Any, ...]) -> Generator[int, None, None]:
-    """Connect the socket. OSError when nobody listens there."""
+    """Connect the socket. Raises OSError when no process listens there."""
     code = sock.connect_ex(address)
     if code == errno.EINPROGRESS:
         yield select.EPOLLOUT
@@ -283,6 +304,6 @@ def connect(sock: socket.socket, address: tuple[Any, ...]) -> Generator[int, Non
 
 
 def hang_up(sock: socket.socket) -> ProtocolCoroutine:
-    """Nothing but the other side's end; what it sends meanwhile stays unread."""
+    """Wait until the other side hangs up, then raise EOFError; its data stays unread."""
     yield select.EPOLLRDHUP
     raise EOFError("it hung up")

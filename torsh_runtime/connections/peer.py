@@ -1,12 +1,12 @@
-"""Which user's process is at the other end of a connection within this host.
+"""Finds out which user's process is at the other end of a connection within this host.
 
-Of a Unix socket the kernel tells (SO_PEERCRED). Of TCP its table of connections does: asked through
-netlink (sock_diag(7)), or read in /proc/net/tcp where netlink is refused. Only a connection that is
-established and that some process holds has an owner there; the rest of a closed one is listed
-as root's.
+For a Unix socket the kernel reports it (SO_PEERCRED). For TCP the kernel's table of connections
+does: through netlink (sock_diag(7)), or in /proc/net/tcp where netlink is refused. Only an
+established connection that some process holds has an owner there; the remainder of a closed one is
+listed as root's.
 
-One rule holds on one host: processes speak only with processes of the same user or of root, unless
-they prove by a secret that they belong together. Who comes from another host has no user here.
+Within a host processes communicate only with processes of the same user or of root, unless they
+prove by a secret that they belong together. Peers on other hosts have no user here.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _ANSWER = struct.Struct("=BBBB48sIIIII")  # struct inet_diag_msg
 _SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _REQUEST = 4, 20, 1
 _NO_COOKIE = 0xFFFFFFFF
 _ALL_STATES, _ESTABLISHED = 0xFFFFFFFF, 1
-_MAPPED = bytes(10) + b"\xff\xff"  # how IPv4 addresses stand in IPv6 sockets
+_MAPPED = bytes(10) + b"\xff\xff"  # prefix of IPv4 addresses in IPv6 sockets
 _UNOWNED = -1
-"""In place of a user: a connection of this host that no process holds, or none that is known."""
+"""Stands for the user of a connection of this host that no process holds, or that is unknown."""
 
 
 class _End(NamedTuple):
-    """One end of a TCP connection."""
+    """Describes an end of a TCP connection."""
 
     family: socket.AddressFamily
     host: bytes
     """The address, packed."""
     port: int
     interface: int
-    """Of a link-local address; else 0."""
+    """The interface of a link-local address; otherwise 0."""
 
     @property
     def is_loopback(self) -> bool:
@@ -52,26 +52,31 @@ class _End(NamedTuple):
 
 
 def is_same_user(uid: int) -> bool:
-    """Whether a process of that user may be spoken with: it is this process's, or root."""
+    """Return whether processes of that user are trusted: it is this process's user, or root."""
     return uid in (os.geteuid(), 0)
 
 
 def uid_of_peer(sock: socket.socket) -> int | None:
-    """The user of the process at the other end. None when it is on another host, or has gone."""
+    """Return the user id of the process at the other end.
+
+    Returns None when the process is on a different host, or has gone.
+    """
     found = _lookup(sock)
     return None if found == _UNOWNED else found
 
 
 def pid_of_peer(sock: socket.socket) -> int:
-    """The process at the other end of a Unix socket, when it connected or began to listen."""
+    """Return the id of the process that connected, or began to listen, at the other end of a Unix
+    socket."""
     return _credentials(sock)[0]
 
 
 def foreign_uid(sock: socket.socket, secret: bytes) -> int | None:
-    """The peer's user, if that is another one of this host and no secret will tell friend from foe.
+    """Return the peer's user id if it is another user of this host and no secret authenticates it.
 
-    ConnectionError when the peer is on this host and nobody holds its end. A server's end has an
-    owner only when it has been accepted: ask when its first bytes have come.
+    Returns None otherwise. Raises ConnectionError when the peer is on this host and no process
+    holds its end. A server's end has an owner only after the connection was accepted; so call this
+    after its first bytes were received.
     """
     if secret and sock.family != socket.AF_UNIX:
         return None
@@ -82,7 +87,7 @@ def foreign_uid(sock: socket.socket, secret: bytes) -> int | None:
 
 
 def check_server(sock: socket.socket, secret: bytes) -> None:
-    """StoreError when another user serves there; ConnectionError as foreign_uid."""
+    """Raise StoreError if another user serves there. Raises ConnectionError as foreign_uid does."""
     uid = foreign_uid(sock, secret)
     if uid is not None:
         raise StoreError(
@@ -92,13 +97,13 @@ def check_server(sock: socket.socket, secret: bytes) -> None:
 
 
 def is_private_address(sock: socket.socket) -> bool:
-    """Whether no other host can reach the address to which the socket is bound."""
+    """Return whether no other host can reach the address to which the socket is bound."""
     return sock.family == socket.AF_UNIX or _end(sock.getsockname()).is_loopback
 
 
 def is_private(sock: socket.socket) -> bool:
-    """Whether the server at the other end is one of this user's (or root's) processes, at an
-    address that no other host can reach.
+    """Return whether the server at the other end is a process of this user or root, at an address
+    that no other host can reach.
     """
     if sock.family != socket.AF_UNIX and not _end(sock.getpeername()).is_loopback:
         return False
@@ -107,7 +112,7 @@ def is_private(sock: socket.socket) -> bool:
 
 
 def user(uid: int) -> str:
-    """The user, for people."""
+    """Return a description of the user for people."""
     try:
         return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
     except KeyError:
@@ -115,7 +120,10 @@ def user(uid: int) -> str:
 
 
 def _lookup(sock: socket.socket) -> int | None:
-    """The owner of the other end; _UNOWNED if it is here and has none, None if it is elsewhere."""
+    """Return the user id of the owner of the other end.
+
+    Returns _UNOWNED if it is on this host without an owner, None if it is on a different host.
+    """
     if sock.family == socket.AF_UNIX:
         uid = _credentials(sock)[1]
         return uid if uid >= 0 else _UNOWNED
@@ -128,7 +136,7 @@ def _lookup(sock: socket.socket) -> int | None:
 
 
 def _credentials(sock: socket.socket) -> tuple[int, int]:
-    """Process and user at the other end of a Unix socket."""
+    """Return the ids of the process and the user at the other end of a Unix socket."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(data)
     return pid, uid
@@ -144,7 +152,7 @@ def _end(address: tuple[str, int, int, int] | tuple[str, int]) -> _End:
 
 
 def _is_of_this_host(end: _End) -> bool:
-    """Whether what is sent to the address stays here."""
+    """Return whether the address is one of this host."""
     if end.is_loopback:
         return True
     text = socket.inet_ntop(end.family, end.host)
@@ -156,7 +164,10 @@ def _is_of_this_host(end: _End) -> bool:
 
 
 def _by_netlink(of: _End, to: _End) -> int | None:
-    """The owner of the connection's end `of`; None if the kernel knows none. OSError."""
+    """Return the user id of the owner of the connection's end `of`; None if the kernel knows none.
+
+    Raises OSError where netlink is refused.
+    """
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _SOCK_DIAG) as asking:
         asking.settimeout(1.0)  # the kernel answers within the call
         asking.send(_question(of, to))
@@ -174,13 +185,16 @@ def _question(of: _End, to: _End) -> bytes:
 def _owner(answer: bytes) -> int | None:
     _, kind, _, _, _ = _HEADER.unpack_from(answer)
     if kind != _SOCK_DIAG_BY_FAMILY:
-        return None  # it says that there is none
+        return None  # the kernel knows no such connection
     _, state, _, _, _, _, _, _, uid, inode = _ANSWER.unpack_from(answer, _HEADER.size)
     return int(uid) if state == _ESTABLISHED and inode else _UNOWNED
 
 
 def _by_table(of: _End, to: _End) -> Iterator[int]:
-    """The same from /proc/net/tcp and tcp6, which list every connection: not for many callers."""
+    """Yield what _by_netlink returns, from /proc/net/tcp and tcp6.
+
+    These list every connection of the host, so reading them is slow.
+    """
     for name in ("tcp", "tcp6"):
         wanted = [_hex(of, name), _hex(to, name)]
         with suppress(OSError), Path("/proc/net", name).open() as table:
@@ -191,7 +205,7 @@ def _by_table(of: _End, to: _End) -> Iterator[int]:
 
 
 def _hex(end: _End, table: str) -> str:
-    """An address as the table writes it: words in the machine's order of bytes."""
+    """Return an address as the table writes it: words in the machine's byte order."""
     packed = _MAPPED + end.host if table == "tcp6" and len(end.host) == 4 else end.host
     words = struct.unpack(f"={len(packed) // 4}I", packed)
     return "".join(f"{word:08X}" for word in words) + f":{end.port:04X}"

@@ -1,9 +1,9 @@
-"""JAX under torshrun: jax.distributed.initialize() without arguments.
+"""Makes jax.distributed.initialize() work under torshrun without arguments.
 
-JAX asks its registered clusters in turn where a process stands. register() adds one that answers
-from the environment that torshrun's agent sets, and puts it first, for inside a Slurm job JAX
-would take the agent for the worker. Workers register by themselves when they import JAX
-(torshrun/workers/startup); only a Python that ignores the environment (-I, -E, -S) has to call it.
+JAX asks its registered clusters in turn for the place of a process. register() adds one that reads
+the environment set by torshrun's agent. It puts this one first, as JAX would take the agent for the
+worker inside a Slurm job. Workers register when they import JAX (torshrun/workers/startup); only a
+Python that ignores the environment (-I, -E, -S) has to call register().
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NEEDED = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 def register() -> None:
     """Make JAX look for its place among torshrun's variables first. Calling it again is harmless.
 
-    ImportError if JAX is not installed, or is too old to know clusters.
+    Raises ImportError if JAX is not installed, or is too old to know clusters.
     """
     base: Any = import_module("jax._src.clusters").ClusterEnv
     known = base._cluster_types
@@ -31,7 +31,7 @@ def register() -> None:
 
 def _make_cluster(base: Any) -> Any:
     class TorshrunCluster(base):  # type: ignore[misc]
-        """A process's place, as its agent set it."""
+        """Gives a process's place as its agent set it."""
 
         name = NAME
 
@@ -53,7 +53,7 @@ def _make_cluster(base: Any) -> Any:
 
         @classmethod
         def get_local_process_id(cls) -> int | None:
-            """The only GPU that the process is to see; None, which is all, if it is alone."""
+            """Return the only GPU for this process; None, for all, if it is alone on its node."""
             if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) == 1:
                 return None
             return int(os.environ.get("LOCAL_RANK", "0"))

@@ -1,5 +1,7 @@
-"""A callback for the Trainer of Lightning, which finds it by itself: an entry point in its group
-"lightning.pytorch.callbacks_factory". Only workers of torshrun get it."""
+"""Defines a callback for Lightning's Trainer, which adds it by itself in workers of torshrun.
+
+It is an entry point in Lightning's group "lightning.pytorch.callbacks_factory".
+"""
 
 from __future__ import annotations
 
@@ -14,12 +16,12 @@ from torsh_runtime.integrations.notices import MADE_ROOM, Notices
 
 
 def callbacks() -> list[Any]:
-    """Those for lightning.pytorch."""
+    """Return the callbacks for lightning.pytorch."""
     return _callbacks("lightning.pytorch")
 
 
 def callbacks_of_pytorch_lightning() -> list[Any]:
-    """The same for the package of the older name."""
+    """Return the callbacks for pytorch_lightning, the package's older name."""
     return _callbacks("pytorch_lightning")
 
 
@@ -31,9 +33,11 @@ def _callbacks(package: str) -> list[Any]:
 
 
 class _Hooks:
-    """Tells torshrun each step, with the time that is left; and at a notice that the job is to make
-    room (SIGTERM, or SIGUSR1 before the end of its time) saves a checkpoint of the step in hand,
-    hpc_ckpt_N.ckpt in default_root_dir, on all ranks, and ends them with code 75.
+    """Reports each step to torshrun, with the time that is left, and saves a checkpoint on notice.
+
+    A notice asks the job to make room (SIGTERM, or SIGUSR1 before the end of its time). The
+    callback then saves a checkpoint of the current step, hpc_ckpt_N.ckpt in default_root_dir, on
+    all ranks, and ends them with code 75.
     """
 
     def __init__(self) -> None:
@@ -41,12 +45,12 @@ class _Hooks:
         self._step = -1
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        """Begin to listen, in place of Lightning's handler, which makes ranks meet within it."""
+        """Handle notices in place of Lightning's handler, in which ranks wait for each other."""
         self._notices = Notices.begun()
         self._step = trainer.global_step
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-        """Tell the step."""
+        """Report the step."""
         from torsh_runtime import monitoring
 
         total = trainer.estimated_stepping_batches
@@ -58,7 +62,7 @@ class _Hooks:
     def on_train_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int
     ) -> None:
-        """Save and end, if that is due; asked once for each step of the optimizer."""
+        """Save a checkpoint and exit if a notice asks for it, checked once per optimizer step."""
         if self._notices is None or trainer.global_step == self._step:
             return
         self._step = trainer.global_step
@@ -67,17 +71,17 @@ class _Hooks:
             raise SystemExit(MADE_ROOM)
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        """Listen no more."""
+        """Stop handling notices."""
         if self._notices is not None:
             self._notices.end()
 
     def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
-        """The same."""
+        """Stop handling notices."""
         self.on_train_end(trainer, module)
 
 
 def _path(trainer: Any) -> str:
-    """The name that Lightning itself looks for, `ckpt_path="hpc"`, with the next number."""
+    """Return the next path that Lightning itself looks for with `ckpt_path="hpc"`."""
     folder = Path(trainer.default_root_dir)
     names = (path.stem.removeprefix("hpc_ckpt_") for path in folder.glob("hpc_ckpt_*.ckpt"))
     last = max((int(name) for name in names if name.isdecimal()), default=0)

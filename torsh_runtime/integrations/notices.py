@@ -1,5 +1,7 @@
-"""A notice that the job is to stop, heard by any rank, and followed by all at the same step: what
-the callbacks for other libraries' trainers are made of."""
+"""Stops all ranks after the same step once any rank gets a notice that the job must stop.
+
+The callbacks for other libraries' trainers use this.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ from torsh_runtime.store.user import Store
 MADE_ROOM = 75
 """The exit code of a worker that has saved its state because of a notice."""
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""torshrun's: stop now, within the grace; and some time before that."""
+"""The signals of torshrun: stop now, within the grace period; and an earlier warning."""
 _PATIENCE = 10.0
 """Seconds that the agent's store may take to answer."""
 _KEY = "stop_at"
-"""The training, as the job's first, second and so on, and the step that were agreed on."""
+"""The key of the agreed step, which holds the training's number in the job and the step."""
 
 
 class Notices:
-    """Handles the signals, in the worker of a torshrun, while it is in use."""
+    """Handles the signals in a worker of torshrun while it is in use."""
 
     def __init__(self) -> None:
         self._heard = False
@@ -35,8 +37,11 @@ class Notices:
 
     @classmethod
     def begun(cls) -> Self:
-        """From now on. In a process that no torshrun has started, and beside the main thread,
-        which alone hears signals, nothing is heard."""
+        """Start handling the signals, and return the object that does.
+
+        In a process that torshrun did not start, and in any thread but the main one, which alone
+        can handle signals, no notices are received.
+        """
         notices = cls()
         is_worker = os.environ.get("TORSH_STORE_ENDPOINT")
         if is_worker and threading.current_thread() is threading.main_thread():
@@ -47,18 +52,18 @@ class Notices:
         return notices
 
     def end(self) -> None:
-        """Let others handle the signals as before."""
+        """Restore the earlier handlers of the signals."""
         for each, handler in self._handlers.items():
             signal.signal(each, signal.SIG_DFL if handler is None else handler)
         self._handlers.clear()
 
     def stop_after(self, step: int) -> bool:
-        """Whether all ranks stop behind this step, which this one has done. Every rank asks behind
-        each step, in which all ranks have met.
+        """Return whether all ranks stop after `step`, which this rank has completed.
 
-        Who has heard a notice proposes the next step. No rank can be done with that one before the
-        proposal stands: it takes the proposer to do it. Where this step was the last one, all stop
-        behind the first step of the next training, if the job has one.
+        Every rank calls this after each step, in which all ranks have communicated. A rank that has
+        received a notice proposes the next step. No rank can complete that step before the proposal
+        is stored, as the step needs the proposer, too. If `step` was the last one, all ranks stop
+        after the first step of the next training, if the job has one.
         """
         if self._store is None:
             return False
@@ -72,7 +77,7 @@ class Notices:
                 return False
             training, last = map(int, agreed.split())
             return (self._training, step) >= (training, last)
-        except StoreError:  # the agent goes, and so does this worker
+        except StoreError:  # the agent is ending, and so is this worker
             return False
 
     def _hear(self, signo: int, frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
-"""Ranks in processes that another framework has placed: how they become one job.
+"""Joins processes that another framework has placed into the ranks of one job.
 
-The framework tells where each process is (`Place.here`). One process serves the job's store
-(`serve`), from which follow the ranks' environments, and each process enters with its own.
+The framework finds each process's place (`Place.here`). One process serves the job's store
+(`serve`), which determines the ranks' environments, and each process enters with its own.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from torsh_runtime.store.hosted import HostedStore
 from torsh_runtime.store.keys import KEY_BYTES
 
 _CONNECT = 10.0
-"""Seconds until the job's store must have answered."""
+"""Seconds within which the job's store must answer."""
 _DECISION = "begun"
-"""The key at which the first rank that knows puts which ranks have not begun."""
+"""The key for the ranks that have not started, written by the first rank that knows them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process is."""
+    """Describes the place of a process."""
 
     host: str
-    """The address by which the other processes reach it."""
+    """The address at which other processes reach it."""
     node: str
-    """Names its machine, or what its framework takes for one."""
+    """The name of its machine, or of what the framework treats as one."""
     pid: int
     free_port: int
-    """A TCP port that was free there."""
+    """A TCP port that was free on that host."""
 
     @classmethod
     def here(cls, host: str, node: str) -> Place:
-        """This process's."""
+        """Return the place of this process, on the given host and node."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
             probe.bind((host, 0))
@@ -54,17 +54,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of one job meet."""
+    """Tells the ranks of a job how to reach its store."""
 
     endpoint: str
-    """That of the job's store."""
+    """The endpoint of the job's store."""
     secret: str
-    """In hexadecimal: what proves that a process belongs to the job."""
+    """Hexadecimal key that proves that a process belongs to the job."""
 
     def environments(
         self, places: Sequence[Place], run_id: str = "none", restart_count: int = 0
     ) -> list[WorkerEnv]:
-        """The environment of each rank; ranks are numbered in the order of `places`."""
+        """Return the environment of each rank. Ranks are numbered in the order of `places`."""
         job = WorkerEnv(
             rank=0,
             world_size=len(places),
@@ -81,8 +81,9 @@ class Rendezvous:
 
 
 def serve(host: str) -> tuple[Rendezvous, HostedStore]:
-    """Serve the store of a new job at a free port of `host`, until it is closed. StoreError if this
-    process cannot.
+    """Serve the store of a new job at a free port of `host`, until it is closed.
+
+    Raises StoreError if this process cannot serve it.
     """
     secret = secrets.token_bytes(KEY_BYTES)
     address = f"[{host}]" if ":" in host else host
@@ -105,8 +106,9 @@ def _placed(job: WorkerEnv, places: Sequence[Place], rank: int) -> WorkerEnv:
 
 
 def enter(env: WorkerEnv, backend: str | None, timeout: float) -> None:
-    """Make this process a rank: set its environment, as torshrun sets a worker's, and make the
-    default group; one that is there already is left. Raises what init_process_group() raises.
+    """Make this process a rank: set its environment like a worker's, and create its default group.
+
+    An existing default group is left first. Raises the errors of init_process_group().
     """
     leave()
     _set(env.to_environ())
@@ -114,13 +116,13 @@ def enter(env: WorkerEnv, backend: str | None, timeout: float) -> None:
 
 
 def leave() -> None:
-    """Leave the default group, if there is one. The environment stays."""
+    """Leave the default group, if there is one. The environment is kept."""
     if has_default_group():
         destroy_process_group()
 
 
 def abort() -> None:
-    """End what this process's rank has under way, and with it all ranks of its job."""
+    """Abort this rank's default group, and so all ranks of its job."""
     if has_default_group():
         default_group().abort()
 
@@ -129,8 +131,9 @@ def abort() -> None:
 def entered(
     env: WorkerEnv, backend: str | None, timeout: float, start_timeout: float
 ) -> Iterator[None]:
-    """As enter(), once all ranks have begun, and leave() at the end, with the environment as it
-    was. StartTimeout names the ranks that have not begun within `start_timeout` seconds.
+    """Enter once all ranks have started, and leave and restore the environment afterwards.
+
+    Raises StartTimeout naming the ranks that have not started within `start_timeout` seconds.
     """
     await_ranks(env, start_timeout)
     before = {name: os.environ[name] for name in ALL_VARIABLES if name in os.environ}
@@ -143,17 +146,18 @@ def entered(
 
 
 class RankRepeated(WorkerFailed):
-    """The framework has begun a rank again by itself, which cannot go on alone."""
+    """Says that the framework restarted a rank by itself, which cannot continue alone."""
 
 
 class StartTimeout(CommTimeout):
-    """Ranks have not begun in time; none goes on."""
+    """Says that some ranks have not started in time, so that none continues."""
 
 
 def await_ranks(env: WorkerEnv, timeout: float) -> None:
-    """Return once every rank of the job has called this: on all ranks, or on none. StartTimeout
-    names those that have not, RankRepeated says that this rank has called it before, or the job's
-    store has gone.
+    """Wait until every rank of the job has called this. It succeeds on all ranks, or on none.
+
+    Raises StartTimeout naming the ranks that have not called it within `timeout` seconds;
+    RankRepeated if this rank has called it before, or the job's store is gone.
     """
     keys = {rank: f"begun/{rank}" for rank in range(env.world_size)}
     with _connected(env) as store:
@@ -173,12 +177,12 @@ def await_ranks(env: WorkerEnv, timeout: float) -> None:
 def _connected(env: WorkerEnv) -> StoreClient:
     try:
         return store_client(env.store_endpoint, bytes.fromhex(env.secret), _CONNECT)
-    except StoreError as error:  # it was there before any rank was begun
+    except StoreError as error:  # the store was up before any rank started
         raise RankRepeated(f"rank {env.rank} was begun when its job was over: {error}") from None
 
 
 def _set(variables: Mapping[str, str]) -> None:
-    """Let these be all variables that say where a worker stands."""
+    """Replace all variables that describe a worker's place."""
     for name in ALL_VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(variables)

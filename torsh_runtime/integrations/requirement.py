@@ -1,4 +1,4 @@
-"""Optional frameworks: whether one is installed here, and new enough."""
+"""Checks whether an optional framework is installed and new enough."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from torsh_runtime.errors import BackendUnavailable
 
 
 class Requirement(NamedTuple):
-    """A framework that an integration is for."""
+    """Describes a framework that an integration needs."""
 
     distribution: str
-    """Its name for pip."""
+    """The framework's name for pip."""
     extra: str
-    """torshrun's extra that installs it."""
+    """The extra of torshrun that installs it."""
     least: str
     """The oldest version that works."""
     tried: tuple[str, ...]
-    """The versions that the integration was tried with."""
+    """The versions with which the integration was tested."""
     modules: tuple[str, ...]
     """The modules that must load."""
 
     def check(self) -> None:
-        """BackendUnavailable if the framework is absent, too old or incomplete."""
+        """Raise BackendUnavailable if the framework is absent, too old or incomplete."""
         try:
             found = version(self.distribution)
         except PackageNotFoundError:
@@ -47,6 +47,6 @@ class Requirement(NamedTuple):
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """A version as what it is compared by: "2026.8.0rc1" as (2026, 8, 0)."""
+    """Return a version's numbers for comparison: "2026.8.0rc1" gives (2026, 8, 0)."""
     match = re.match(r"\d+(?:\.\d+)*", text)
     return tuple(map(int, match[0].split("."))) if match else ()

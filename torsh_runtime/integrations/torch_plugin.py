@@ -1,17 +1,17 @@
-"""What torch runs at the end of `import torch`: our entry in its group "torch.backends".
+"""Registers "torsh" at the end of `import torch`, as an entry point in its group "torch.backends".
 
-torch leaves it out if TORCH_DEVICE_BACKEND_AUTOLOAD is 0. Whatever goes wrong in here must not
-end the import of torch. From 2.14 on torch also looks for a backend that it does not know in its
-group "torch.distributed.backends", where our entry is `integrations.torch.register`.
+torch skips it if TORCH_DEVICE_BACKEND_AUTOLOAD is 0. Errors in here must not break the import of
+torch. From version 2.14 on torch also looks for a backend that it does not know in its group
+"torch.distributed.backends", where the entry point is `integrations.torch.register`.
 """
 
 import sys
 
 
 def register() -> None:
-    """Make "torsh" known to torch.distributed, which torch has loaded by now where it has any.
+    """Register "torsh" with torch.distributed, if torch has loaded that.
 
-    Nothing is opened, and of a process group's code nothing is loaded. A failure is logged.
+    This opens nothing, and loads no code of process groups. A failure is logged.
     """
     if "torch.distributed.distributed_c10d" not in sys.modules:
         return

@@ -1,4 +1,4 @@
-"""A callback for the Trainer of transformers: `Trainer(..., callbacks=[TorshCallback()])`."""
+"""Defines a callback for transformers' Trainer: `Trainer(..., callbacks=[TorshCallback()])`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ except ImportError:
 
 
 class TorshCallback(TrainerCallback):
-    """Tells torshrun each step, with what the Trainer logs and the time that is left; and at a
-    notice that the job is to make room (SIGTERM, or SIGUSR1 before the end of its time) saves a
-    checkpoint of the step in hand on all ranks, and ends them with code 75. The next start goes on
-    by `trainer.train(resume_from_checkpoint=...)`.
+    """Reports each step to torshrun, and saves a checkpoint on notice.
+
+    A step is reported with the values that the Trainer logs and the time that is left. A notice
+    asks the job to make room (SIGTERM, or SIGUSR1 before the end of its time). The callback then
+    saves a checkpoint of the current step on all ranks, and ends them with code 75. The next start
+    resumes by `trainer.train(resume_from_checkpoint=...)`.
     """
 
     def __init__(self) -> None:
@@ -30,17 +32,17 @@ class TorshCallback(TrainerCallback):
         self._stops = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Begin to listen."""
+        """Start handling notices."""
         self._notices = Notices.begun()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Tell the step."""
+        """Report the step."""
         monitoring.step(state.global_step, total=state.max_steps)
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **named: Any
     ) -> None:
-        """Tell what is logged with the step that it is about."""
+        """Report the logged values with the step that they describe."""
         numbers: dict[str, Any] = {
             name: each for name, each in (logs or {}).items() if isinstance(each, float)
         }
@@ -50,13 +52,13 @@ class TorshCallback(TrainerCallback):
         monitoring.step(max(state.global_step - 1, 0), total=state.max_steps, **numbers)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> Any:
-        """Stop, and save, if that is due."""
+        """Save a checkpoint and stop if a notice asks for it."""
         if self._notices is not None and self._notices.stop_after(state.global_step):
             self._stops = control.should_save = control.should_training_stop = True
         return control
 
     def on_train_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Listen no more; end the process if it was to make room."""
+        """Stop handling notices, and end the process if it was asked to make room."""
         if self._notices is not None:
             self._notices.end()
         if self._stops:

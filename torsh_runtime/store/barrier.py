@@ -9,22 +9,32 @@ from torsh_runtime.store.base import Compare, Delete, Put, Write
 from torsh_runtime.store.client import StoreClient
 
 _STATE = "state"
-"""The key of "<turn> <how many have come in it>"; when all have, "passed/<turn>" is written too."""
+"""Key whose value is "<turn> <callers that have arrived in it>". When all have arrived,
+"passed/<turn>" is written too."""
 _BACK_SECONDS = 5.0
 
 
 class StoreBarrier:
-    """One key's, for so many callers at a time."""
+    """Holds `callers` callers back until all of them have arrived, any number of times in a row.
+
+    Its state is in the store, so the callers may be in different processes.
+    """
 
     def __init__(self, scope: StoreClient, callers: int) -> None:
-        """`scope`: what is this barrier's alone. ValueError unless callers is 1 or more."""
+        """Prepare the barrier; nothing is written yet. Raises ValueError unless callers >= 1.
+
+        `scope` is a part of the store that only this barrier uses.
+        """
         if callers < 1:
             raise ValueError(f"a barrier is for 1 caller or more, not {callers}")
         self._scope = scope
         self._callers = callers
 
     def pass_it(self, seconds: float) -> None:
-        """Return when all have come. StoreTimeout if they do not: then this one has not either."""
+        """Wait until all callers have arrived, for at most `seconds`.
+
+        Raises StoreTimeout if they do not; this caller then no longer counts as arrived.
+        """
         deadline = time.monotonic() + seconds
         turn = self._change(1, deadline)
         try:
@@ -34,7 +44,11 @@ class StoreBarrier:
                 raise
 
     def _change(self, step: int, deadline: float, only: int | None = None) -> int:
-        """Count one more, or one less if the turn is `only`; which turn it is."""
+        """Add `step` to the number of arrived callers and return the turn.
+
+        If `only` is given, and the current turn is a different one, change nothing. Raises
+        StoreTimeout at the deadline, if other callers have changed the state at each attempt.
+        """
         while True:
             entry = self._scope.get(_STATE)
             turn, came = map(int, entry.value.split()) if entry else (0, 0)

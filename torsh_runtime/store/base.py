@@ -1,9 +1,9 @@
 """The Store port: revisioned keys with transactions, leases and watches.
 
 Every store, whether in memory, behind a socket or in etcd, implements all of this and passes one
-contract suite. A revision is a store-wide counter that grows by one with each change; it orders
-everything. A lease is liveness: its keys vanish when it is not kept alive. No wall clock is ever
-compared between hosts.
+contract suite. A revision is a store-wide counter that grows by one with each change, and so orders
+all changes. A lease expresses liveness: its keys are deleted when it is not kept alive. Wall clocks
+are never compared between hosts.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import Literal, NamedTuple
 
 
 class Entry(NamedTuple):
-    """One key as it stood at some revision."""
+    """Holds the state of a key at some revision."""
 
     key: str
     value: bytes
     revision: int
     """The revision of the change that wrote this value (etcd's mod_revision)."""
     lease: int
-    """The lease the key is bound to; 0 is none."""
+    """The id of the lease that the key is bound to; 0 if there is none."""
 
 
 class Listing(NamedTuple):
-    """All keys under a prefix, and the store's revision they were read at."""
+    """Holds all keys under a prefix, and the store's revision at which they were read."""
 
     items: tuple[Entry, ...]
     revision: int
 
 
 class Event(NamedTuple):
-    """One change: a put, a deletion or a lease's end (which deletes its keys)."""
+    """Describes a change of a key: a put, or a deletion, by a client or by a lease's end."""
 
     kind: Literal["put", "delete"]
     key: str
@@ -40,11 +40,11 @@ class Event(NamedTuple):
     """The new value; empty for a deletion."""
     revision: int
     lease: int = 0
-    """The lease that the key is bound to now; 0 is none."""
+    """The id of the lease that the key is bound to now; 0 if there is none."""
 
 
 class Compare(NamedTuple):
-    """One condition of a transaction: the key was last changed at exactly this revision."""
+    """States a condition of a transaction: the key was last changed at exactly this revision."""
 
     key: str
     revision: int
@@ -52,12 +52,16 @@ class Compare(NamedTuple):
 
 
 class Put(NamedTuple):
+    """Writes a key, bound to a lease unless `lease` is 0."""
+
     key: str
     value: bytes
     lease: int = 0
 
 
 class Delete(NamedTuple):
+    """Deletes a key, if it exists."""
+
     key: str
 
 
@@ -65,16 +69,17 @@ Write = Put | Delete
 
 
 class Outcome(NamedTuple):
-    """What became of a transaction."""
+    """Reports the result of a transaction."""
 
     succeeded: bool
-    """Whether all conditions held and all writes were made."""
+    """True if all conditions held and all writes were made; False if none was."""
     revision: int
-    """The store's revision after it."""
+    """The store's revision after the transaction."""
 
 
 class Store(ABC):
-    """Asynchronous port, for the agent. Workers use `client.StoreClient`, its blocking twin.
+    """Defines the asynchronous port, for the agent. Workers use `client.StoreClient`, whose methods
+    are the same but block.
 
     Keys are non-empty strings, values bytes. Every method may raise StoreError when the store
     cannot be reached or refuses, and StoreTimeout when it does not answer in time.
@@ -82,70 +87,81 @@ class Store(ABC):
 
     @abstractmethod
     async def get(self, key: str) -> Entry | None:
-        """The key as it stands, or None."""
+        """Return the current state of the key, or None if it does not exist."""
 
     @abstractmethod
     async def list(self, prefix: str) -> Listing:
-        """All keys that begin with the prefix, in order of their names."""
+        """Return all keys that begin with the prefix, in the order of their names."""
 
     @abstractmethod
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        """Write the key and return the new revision. An unknown lease raises StoreError."""
+        """Write the key, bound to `lease` unless that is 0, and return the new revision.
+
+        Raises StoreError when the lease is unknown or has ended.
+        """
 
     @abstractmethod
     async def delete(self, key: str) -> bool:
-        """Delete the key; whether it was there."""
+        """Delete the key and return whether it existed."""
 
     @abstractmethod
     async def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
-        """If every condition holds make all writes, as one change; otherwise none.
+        """Make all writes as one change if every condition holds, and no write otherwise.
 
-        StoreError when two writes name the same key or a lease is unknown; nothing is written.
+        Raises StoreError when two writes name the same key or a lease is unknown; nothing is
+        written then.
         """
 
     @abstractmethod
     async def add(self, key: str, amount: int) -> int:
-        """Add to a counter kept as decimal text, atomically; absent counts as 0. The new value.
+        """Add to a counter atomically and return its new value.
 
-        The key keeps its lease. StoreError when the value is no number, or leaves 64 bits.
+        The counter is kept as decimal text; an absent key counts as 0. The key keeps its lease.
+        Raises StoreError when the value is no number, or the sum does not fit into 64 bits.
         """
 
     @abstractmethod
     async def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
-        """Wait until all the keys exist. StoreTimeout after `timeout` seconds names the missing.
+        """Wait until all the keys exist, and return their states by key.
 
-        StoreError when the timeout is not finite: no wait is endless.
+        Raises StoreTimeout, which names the missing keys, after `timeout` seconds; StoreError when
+        the timeout is negative or not finite, since no wait may be endless.
         """
 
     @abstractmethod
     def watch(self, prefix: str, after: int) -> AsyncGenerator[Event, None]:
-        """Every change under the prefix with a revision > `after`, in order, without gaps.
+        """Yield every change under the prefix with a revision > `after`, in order, without gaps.
 
-        The changes of one transaction share a revision. Ends with StoreError when the store
-        closes or no longer holds that history; list again and watch from there. Leave a watch
-        early with contextlib.aclosing, so that what it holds is let go at once.
+        The changes of one transaction share a revision. Raises StoreError when the store closes or
+        no longer holds that history; then list the prefix again and watch from the listing's
+        revision. Use contextlib.aclosing to leave a watch early, so that its connection is
+        released at once.
         """
 
     @abstractmethod
     async def grant(self, ttl: float) -> int:
-        """A new lease that ends `ttl` seconds after it was last kept alive; its id, > 0."""
+        """Create a lease that ends `ttl` seconds after it was last kept alive; return its id, > 0.
+
+        Raises StoreError unless `ttl` is a finite number > 0.
+        """
 
     @abstractmethod
     async def keep_alive(self, lease: int) -> None:
-        """Renew the lease. StoreError when it has ended: its keys are gone."""
+        """Renew the lease. Raises StoreError when it has ended, and its keys are therefore gone."""
 
     @abstractmethod
     async def revoke(self, lease: int) -> None:
-        """End the lease and delete its keys at once. Ending one that has ended is no error."""
+        """End the lease and delete its keys at once. A lease that has already ended is no error."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the connection. Pending waits and watches end with StoreError."""
+        """Release the connection. Pending waits and watches end with StoreError."""
 
 
 class StoreView(Store):
-    """Another store, seen or written otherwise; its leases are the other's. It is the caller's to
-    close: closing this closes nothing.
+    """Presents the wrapped store in a different way; leases are passed on to it unchanged.
+
+    The caller closes the wrapped store: closing the view closes nothing.
     """
 
     def __init__(self, store: Store) -> None:
@@ -161,4 +177,4 @@ class StoreView(Store):
         await self._store.revoke(lease)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing, since the caller closes the wrapped store."""

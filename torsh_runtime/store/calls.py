@@ -1,7 +1,7 @@
-"""The core of the store's clients, without any I/O: what they send, how long they wait for the
-answer, and what an answer or its absence means.
+"""The core of the store's clients, without any I/O: the requests that they send, how long they wait
+for the answers, and how they interpret an answer or its absence.
 
-StoreClient carries calls out with blocking sockets, RemoteStore within asyncio.
+StoreClient carries out calls with blocking sockets, RemoteStore within asyncio.
 """
 
 from __future__ import annotations
@@ -18,40 +18,44 @@ from torsh_runtime.store.prefix import Scope
 T = TypeVar("T")
 
 FAILURES = (OSError, EOFError, StoreError)
-"""What ends a call: a broken connection, its deadline (TimeoutError), or a store that refuses."""
+"""Errors that end a call: a broken connection, its deadline (TimeoutError), or a store that
+refuses."""
 _MOST_NAMES = 4
-"""Keys of one call that an error names."""
+"""The largest number of a call's keys that an error names."""
 
 
 class Call(NamedTuple, Generic[T]):
-    """One call of a method of the Store port."""
+    """Represents a call of a method of the Store port."""
 
     request: wire.Request
     endpoint: str
     seconds: float
-    """How long the answer may take, with all that comes before it."""
+    """Seconds that the call may take from its begin, connecting included."""
     shown: Callable[[Any], T]
-    """Makes what the caller sees of what the store tells."""
+    """Converts the store's result to that which the caller sees."""
 
     @property
     def label(self) -> str:
-        """The call, for an error's text."""
+        """Return a description of the call for an error's text."""
         return f"{_described(self.request)} at {self.endpoint}"
 
     @property
     def is_prompt(self) -> bool:
-        """Whether a late answer tells that something is wrong: keys may be waited for at length."""
+        """Return whether a late answer means that something is wrong; a wait may be long."""
         return self.request.op != "wait"
 
     def result(self, reply: wire.Reply) -> T:
-        """What the method returns; of a watch, its next event. StoreError as the store sent it."""
+        """Return what the method returns; for a watch, its next event.
+
+        Raises StoreError or StoreTimeout if the store sent that instead.
+        """
         op = self.request.op
         if reply.status != (wire.EVENT if op == "watch" else wire.RESULT):
             raise wire.decode_failure(reply.body)
         return self.shown(wire.decode_result(op, reply.body))
 
     def failure(self, error: Exception) -> StoreError:
-        """The error that the caller gets in place of one of FAILURES."""
+        """Return the error that the caller gets in place of `error`, one of FAILURES."""
         if isinstance(error, StoreTimeout):
             return StoreTimeout(f"{self.label}: {error}")
         if isinstance(error, StoreError):
@@ -68,18 +72,19 @@ class Call(NamedTuple, Generic[T]):
 
 
 class Calls(NamedTuple):
-    """Makes the calls of a client, which sees the store through a scope.
+    """Creates the calls of a client, which sees the store through a scope.
 
-    The methods are those of the Store port, and raise StoreError for what no store would take.
+    The methods are those of the Store port, and raise StoreError for arguments that no store would
+    accept.
     """
 
     endpoint: str
     seconds: float
-    """How long an answer may take, unless the call itself says that it takes longer."""
+    """Seconds that a call may take; that of wait() adds its own timeout."""
     scope: Scope = Scope()
 
     def within(self, prefix: str) -> Calls:
-        """The same for a part of the scope."""
+        """Return the calls for a part of the scope, whose keys begin with the prefix."""
         return self._replace(scope=self.scope.within(prefix))
 
     def get(self, key: str) -> Call[Entry | None]:
@@ -121,7 +126,7 @@ class Calls(NamedTuple):
         return self._call("revoke", lease)
 
     def is_private(self) -> Call[bool]:
-        """What a client finds out of its connection; it is never sent."""
+        """Create the call that a client answers from its connection; it is never sent."""
         return self._call("is_private")
 
     def _call(

@@ -1,4 +1,4 @@
-"""Authenticated blocking connections, as a StoreServer has them, and a pool of those to one."""
+"""Authenticated blocking connections to a StoreServer, and a pool of connections to one server."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ ATTEMPT_SECONDS = 15.0
 MAX_IDLE = 4
 _CHUNK = 1 << 20
 
-# Deadlines are moments of time.monotonic(). OSError (TimeoutError among it) and EOFError tell
+# Deadlines are moments of time.monotonic(). OSError (including TimeoutError) and EOFError mean
 # that the connection failed; StoreError that the other side is not the store it should be.
 
 
 class Channel:
-    """One connection, used by one thread at a time. After any error but a timeout of `receive`
-    it must be closed. A server makes one of a socket and the session that its handshake gave.
+    """Represents a connection, which one thread uses at a time.
+
+    After any error other than a timeout of `receive` it must be closed. A server creates one from
+    a socket and the session that its handshake returned; a client calls `open`.
     """
 
     def __init__(self, sock: socket.socket, session: Session) -> None:
@@ -34,7 +36,11 @@ class Channel:
 
     @classmethod
     def open(cls, endpoint: Endpoint, secret: bytes, deadline: float) -> Channel:
-        """Connect and prove to each other that both sides know the secret: one attempt."""
+        """Connect, by a single attempt, and let both sides prove that they know the secret.
+
+        Raises OSError or EOFError when the connection fails, StoreError when what listens there is
+        no store or does not know the secret.
+        """
         session = ClientSession(secret)
         channel = cls(connect(endpoint, deadline), session)
         try:
@@ -50,7 +56,11 @@ class Channel:
         self._sock.sendall(self._session.pack(frame))
 
     def receive(self, deadline: float) -> bytes:
-        """The next frame's payload. After TimeoutError it may be called again."""
+        """Return the next frame's payload.
+
+        Raises EOFError when the store hangs up, TimeoutError at the deadline, after which it may be
+        called again.
+        """
         while (payload := self._session.take()) is None:
             self._sock.settimeout(remaining(deadline))
             data = self._sock.recv(_CHUNK)
@@ -60,7 +70,7 @@ class Channel:
         return payload
 
     def is_alive(self) -> bool:
-        """Whether an idle connection is still open, as far as this side knows."""
+        """Return whether an idle connection is still open, as far as this side knows."""
         try:
             self._sock.settimeout(0)
             self._sock.recv(1, socket.MSG_PEEK)
@@ -71,12 +81,15 @@ class Channel:
         return False  # it hung up, or sent what nobody asked for
 
     def is_private(self) -> bool:
-        """Whether only this user's processes of this host reach the server at its address."""
+        """Return whether the server is a process of this host, run by this user or root, at an
+        address that no other host can reach."""
         return is_private(self._sock)
 
     def interrupt(self) -> None:
-        """Wake the thread that waits in this connection with an error. That thread closes it:
-        a descriptor closed under a waiting thread may be reused before it looks again.
+        """Wake the thread that waits in this connection with an error.
+
+        That thread closes the connection, as a descriptor that is closed under a waiting thread
+        may be reused before the thread looks at it again.
         """
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -88,11 +101,11 @@ class Channel:
 
     @property
     def sock(self) -> socket.socket:
-        """What it speaks over, for those who agreed to go on with bytes of their own."""
+        """Return the socket, for two sides that have agreed to continue with bytes of their own."""
         return self._sock
 
     def forget(self) -> None:
-        """Close this process's copy of a connection that another process goes on using."""
+        """Close this process's copy of a connection that another process continues to use."""
         self._sock.close()
 
     def _authenticate(self, session: ClientSession, secret: bytes, deadline: float) -> None:
@@ -107,8 +120,10 @@ class Channel:
 
 
 class ChannelPool:
-    """Connections to one store, for any number of threads: each request has one to itself, so
-    that a long wait holds up nobody. A forked child makes its own.
+    """Manages the connections to one store for any number of threads.
+
+    Each request has a connection to itself, so that a long wait delays no other request. A forked
+    child opens its own connections.
     """
 
     def __init__(self, endpoint: Endpoint, secret: bytes) -> None:
@@ -121,7 +136,10 @@ class ChannelPool:
         self._closed = False
 
     def take(self, deadline: float) -> Channel:
-        """A connection for one request: an idle one, or a new one by a single attempt."""
+        """Return a connection for one request: an idle one, or a new one by a single attempt.
+
+        Raises as Channel.open does, and StoreError when the pool is closed.
+        """
         self._leave_parent()
         while (channel := self._pop()) is not None:
             if channel.is_alive():
@@ -130,8 +148,9 @@ class ChannelPool:
         return self._keep(Channel.open(self.endpoint, self._secret, deadline))
 
     def open_first(self, deadline: float) -> None:
-        """Connect, trying again while nobody listens. The last OSError or EOFError when the
-        deadline passes.
+        """Connect, and try again while no process listens.
+
+        Raises the last OSError or EOFError when the deadline passes; StoreError at once.
         """
         pause = 0.02
         while True:

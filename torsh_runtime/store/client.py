@@ -1,4 +1,4 @@
-"""The blocking client of a StoreServer, for workers. It loads neither asyncio nor arrays."""
+"""The blocking client of a StoreServer, for workers. It imports neither asyncio nor arrays."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ REQUEST_SECONDS = 60.0
 
 
 class StoreClient(Closing):
-    """The Store port with blocking calls; any number of threads may share one client.
+    """Provides the Store port with blocking calls; any number of threads may share one client.
 
-    Every call ends within `request_timeout` seconds (`wait`: that much after its own timeout)
-    with StoreTimeout at the latest; it raises StoreError when the store refuses or the connection
+    Every call ends within `request_timeout` seconds (`wait`: that long after its own timeout) with
+    StoreTimeout at the latest. It raises StoreError when the store refuses or the connection
     breaks. A request is never sent twice: after an error it may or may not have been carried out.
-    The next call connects anew. Make one with `connect`, and close it.
+    The next call connects anew. Create a client with `connect`, and close it:
+
+        with StoreClient.connect("tcp:host:29400", secret, timeout=30.0) as client:
+            client.put("key", b"value")
     """
 
     def __init__(self, pool: ChannelPool, calls: Calls, *, owns_pool: bool = True) -> None:
@@ -37,10 +40,16 @@ class StoreClient(Closing):
     def connect(
         cls, endpoint: str, secret: bytes, timeout: float, request_timeout: float = REQUEST_SECONDS
     ) -> StoreClient:
-        """Connect within `timeout` seconds, trying again while nobody listens there.
+        """Connect within `timeout` seconds, and try again while no process listens there.
 
-        ConfigError when the endpoint is malformed, StoreTimeout when no store answered in time,
-        StoreError when it refused the secret or is no store.
+        Args:
+            endpoint: "unix:@name", "unix:/path" or "tcp:host:port".
+            secret: the job's secret; empty for a store that has none.
+            timeout: seconds for connecting.
+            request_timeout: seconds for each call.
+
+        Raises ConfigError when the endpoint is malformed, StoreTimeout when no store answered in
+        time, StoreError when the store refused the secret or no store listens there.
         """
         where = parse_endpoint(endpoint)
         if isinstance(where, TcpEndpoint) and where.port == 0:
@@ -59,12 +68,12 @@ class StoreClient(Closing):
 
     @property
     def endpoint(self) -> str:
-        """Where the store is."""
+        """Return the endpoint at which the store listens."""
         return self._calls.endpoint
 
     def is_private(self) -> bool:
-        """Whether the store is served by one of this user's (or root's) processes of this host, at
-        an address that no other host can reach. StoreError when it does not answer.
+        """Return whether a process of this host, run by this user or root, serves the store at an
+        address that no other host can reach. Raises StoreError when the store does not answer.
         """
         call = self._calls.is_private()
         try:
@@ -77,46 +86,61 @@ class StoreClient(Closing):
             raise call.failure(error) from None
 
     def scoped(self, prefix: str) -> StoreClient:
-        """The same store seen through a prefix that all keys get and no result shows.
+        """Return a view of the store that adds the prefix to all keys, and removes it in results.
 
-        It shares this client's connections: closing the view closes nothing.
+        The view shares this client's connections: closing it closes nothing.
         """
         return StoreClient(self._pool, self._calls.within(prefix), owns_pool=False)
 
     def get(self, key: str) -> Entry | None:
-        """The key as it stands, or None."""
+        """Return the current state of the key, or None if it does not exist."""
         return self._ask(self._calls.get(key))
 
     def list(self, prefix: str) -> Listing:
-        """All keys that begin with the prefix, in order of their names."""
+        """Return all keys that begin with the prefix, in the order of their names."""
         return self._ask(self._calls.list(prefix))
 
     def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        """Write the key and return the new revision. An unknown lease raises StoreError."""
+        """Write the key, bound to `lease` unless that is 0, and return the new revision.
+
+        Raises StoreError when the lease is unknown or has ended.
+        """
         return self._ask(self._calls.put(key, value, lease))
 
     def delete(self, key: str) -> bool:
-        """Delete the key; whether it was there."""
+        """Delete the key and return whether it existed."""
         return self._ask(self._calls.delete(key))
 
     def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Outcome:
-        """If every condition holds make all writes, as one change; otherwise none."""
+        """Make all writes as one change if every condition holds, and no write otherwise.
+
+        Raises StoreError when two writes name the same key or a lease is unknown.
+        """
         return self._ask(self._calls.transact(compares, writes))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter kept as decimal text, atomically; absent counts as 0. The new value."""
+        """Add to a counter atomically and return its new value.
+
+        The counter is kept as decimal text; an absent key counts as 0. Raises StoreError when the
+        value is no number, or the sum does not fit into 64 bits.
+        """
         return self._ask(self._calls.add(key, amount))
 
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
-        """Wait until all the keys exist. StoreTimeout after `timeout` seconds names the missing."""
+        """Wait until all the keys exist, and return their states by key.
+
+        Raises StoreTimeout, which names the missing keys, after `timeout` seconds; StoreError when
+        the timeout is negative or not finite.
+        """
         return self._ask(self._calls.wait(keys, timeout))
 
     def watch(self, prefix: str, after: int, timeout: float | None = None) -> Watch:
-        """Every change under the prefix with a revision > `after`, in order, without gaps.
+        """Watch every change under the prefix with a revision > `after`, in order, without gaps.
 
-        Iterating raises StoreTimeout when no event comes for `timeout` seconds (None: the
-        client's request timeout); the watch goes on, so call next again. StoreError when the
-        store closes or no longer holds that history. Close the watch, or use it in `with`.
+        Iterating over the result raises StoreTimeout when no event comes for `timeout` seconds
+        (None: the client's request timeout); the watch continues, so call next again. It raises
+        StoreError when the store closes or no longer holds that history. Close the watch, or use
+        it in `with`.
         """
         call = self._calls.watch(prefix, after)
         try:
@@ -126,21 +150,24 @@ class StoreClient(Closing):
         return Watch(self._pool, channel, call, call.seconds if timeout is None else timeout)
 
     def grant(self, ttl: float) -> int:
-        """A new lease that ends `ttl` seconds after it was last kept alive; its id, > 0."""
+        """Create a lease that ends `ttl` seconds after it was last kept alive; return its id, > 0.
+
+        Raises StoreError unless `ttl` is a finite number > 0.
+        """
         return self._ask(self._calls.grant(ttl))
 
     def keep_alive(self, lease: int) -> None:
-        """Renew the lease. StoreError when it has ended: its keys are gone."""
+        """Renew the lease. Raises StoreError when it has ended, and its keys are therefore gone."""
         self._ask(self._calls.keep_alive(lease))
 
     def revoke(self, lease: int) -> None:
-        """End the lease and delete its keys at once. Ending one that has ended is no error."""
+        """End the lease and delete its keys at once. A lease that has already ended is no error."""
         self._ask(self._calls.revoke(lease))
 
     def close(self) -> None:
-        """Close the connections. Calls under way in other threads and watches end with StoreError.
+        """Close the connections. Watches and calls under way in other threads end with StoreError.
 
-        On a view made by `scoped` it does nothing.
+        On a view that `scoped` returned it does nothing.
         """
         if self._owns_pool:
             self._pool.close()
@@ -153,7 +180,7 @@ class StoreClient(Closing):
             raise call.failure(error) from None
 
     def _send(self, call: Call[T], deadline: float) -> Channel:
-        """Send the request on a connection of its own, which the reply will come on."""
+        """Send the request on a connection of its own, and return that for receiving the reply."""
         frame = wire.encode_request(call.request)
         channel = self._pool.take(deadline)
         try:
@@ -174,7 +201,7 @@ class StoreClient(Closing):
 
 
 class Watch(Closing):
-    """The events of one watch, on a connection of its own; for one thread at a time."""
+    """Iterates over the events of a watch, on a connection of its own; for one thread at a time."""
 
     def __init__(
         self, pool: ChannelPool, channel: Channel, call: Call[Event], timeout: float
@@ -191,7 +218,11 @@ class Watch(Closing):
         return self.next(self._timeout)
 
     def next(self, timeout: float) -> Event:
-        """The next event. StoreTimeout when none comes for `timeout` seconds; call it again."""
+        """Return the next event.
+
+        Raises StoreTimeout when none comes for `timeout` seconds, after which it may be called
+        again; StoreError when the watch has failed, which also closes it.
+        """
         try:
             payload = self._channel.receive(time.monotonic() + timeout)
             return self._call.result(wire.decode_reply(payload))

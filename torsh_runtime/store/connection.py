@@ -1,4 +1,4 @@
-"""One client's connection to a StoreServer."""
+"""The server's side of a client's connection to a StoreServer."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from torsh_runtime.store.base import Store
 from torsh_runtime.store.session import ServerSession
 
 MAX_IN_FLIGHT = 1024
-"""Most requests of one connection that may be under way; further ones are refused."""
+"""The largest number of a connection's requests under way; further ones are refused."""
 MAX_IN_FLIGHT_BYTES = wire.MAX_FRAME
-"""Most bytes of such requests; one larger request alone is let through."""
+"""The largest number of bytes of such requests; a single larger request is accepted."""
 CHUNK = 256 << 10
 ARRIVED: ContextVar[float] = ContextVar("ARRIVED")
-"""When the request came that is being answered, by time.monotonic(), before anything waited."""
+"""Moment of time.monotonic() at which the request being answered was received, before anything
+waited."""
 
 
 class Connection:
-    """Serves a client that has proved itself: `run()` ends when the connection has.
+    """Serves a client that has proved that it knows the secret, until the connection ends.
 
-    Memory held for a client is bounded: at most MAX_IN_FLIGHT requests, and replies are encoded
-    one at a time, each only when the one before has been taken by the socket. A client that takes
-    nothing for `send_timeout` seconds is cut off.
+    The memory held for a client is bounded: at most MAX_IN_FLIGHT requests are under way, and
+    replies are encoded one at a time, each only when the socket has taken the one before. A client
+    that takes no bytes for `send_timeout` seconds is disconnected.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class Connection:
         self._came = 0.0  # when something was received last
 
     async def run(self) -> None:
-        """Answer requests until the client hangs up (EOFError, OSError) or sends nonsense
-        (StoreError); then cancel what it still waits for.
+        """Answer requests until the connection ends, then cancel those still under way.
+
+        Raises EOFError or OSError when the client hangs up, StoreError when it sends a malformed
+        frame.
         """
         try:
             while True:
@@ -65,7 +68,7 @@ class Connection:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def abort(self) -> None:
-        """Cut the connection; `run` ends with an error."""
+        """Cut the connection, which makes `run` end with an error."""
         self._writer.transport.abort()
 
     async def _frame(self) -> bytes:
@@ -78,7 +81,7 @@ class Connection:
         return payload
 
     async def _send(self, frame: bytes) -> None:
-        """Hand the frame to the socket. EOFError, and the connection is cut, when it fails."""
+        """Hand the frame to the socket. If that fails, cut the connection and raise EOFError."""
         try:
             self._writer.write(self._session.pack(frame))
             async with asyncio.timeout(self._send_timeout):

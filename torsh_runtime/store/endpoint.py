@@ -1,7 +1,7 @@
-"""Where a store listens, as text: "unix:@name", "unix:/path" or "tcp:host:port".
+"""Endpoints at which a store listens, as text: "unix:@name", "unix:/path" or "tcp:host:port".
 
 "unix:@name" is a Linux abstract socket: it has no file, vanishes with its process and may be
-reached by every user within the network namespace. IPv6 hosts stand in brackets: "tcp:[::1]:0".
+reached by every user within the network namespace. IPv6 hosts are put in brackets: "tcp:[::1]:0".
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LONGEST_UNIX_NAME = 107  # sun_path has 108 bytes, one of them NUL
 
 
 class UnixEndpoint(NamedTuple):
-    """A socket of this machine; a path that begins with "@" is abstract."""
+    """Names a Unix socket of this machine; a path that begins with "@" is abstract."""
 
     path: str
 
@@ -23,12 +23,12 @@ class UnixEndpoint(NamedTuple):
 
     @property
     def address(self) -> str:
-        """What socket.bind and socket.connect take."""
+        """Return the address that socket.bind and socket.connect take."""
         return "\0" + self.path[1:] if self.path.startswith("@") else self.path
 
 
 class TcpEndpoint(NamedTuple):
-    """A TCP port; port 0 asks for any free one and is only for listening."""
+    """Names a TCP port; port 0 asks for any free one and is only for listening."""
 
     host: str
     port: int
@@ -42,7 +42,10 @@ Endpoint = UnixEndpoint | TcpEndpoint
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """The endpoint that the text names. ConfigError says what is wrong with it."""
+    """Return the endpoint that the text names. Raises ConfigError if it is malformed.
+
+    Example: `parse_endpoint("tcp:[::1]:29400")` is `TcpEndpoint("::1", 29400)`.
+    """
     kind, _, rest = text.partition(":")
     if kind == "unix":
         return _parse_unix(text, rest)
@@ -52,8 +55,9 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 def can_be_looked_up(host: str) -> bool:
-    """Whether the resolver takes it for a name or an address. For what it does not take Python
-    raises other errors than for names that are unknown.
+    """Return whether the resolver accepts `host` as a name or an address.
+
+    For text that it does not accept, Python raises other errors than for unknown names.
     """
     if host.isascii():
         labels = host.removesuffix(".").split(".")

@@ -1,4 +1,4 @@
-"""A store that a worker serves itself, when scripts are started by hand and no agent does."""
+"""A store that a worker serves itself, for scripts started by hand, where no agent serves one."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from torsh_runtime.store.server import StoreServer
 
 START_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
-_PAUSES = (0.05, 1.0)  # seconds between two look-ups of a name, the first and the longest
+_PAUSES = (0.05, 1.0)  # shortest and longest seconds between two look-ups of a name
 _log = logging.getLogger("torsh_runtime")
 
 
 def await_name(endpoint: Endpoint, deadline: float) -> None:
-    """Wait until the host's name is known, or the deadline: the names of Kubernetes' pods come some
-    time after the pods. After a deadline who uses the name says what is wrong.
+    """Wait until the endpoint's host name can be resolved, or the deadline of time.monotonic().
+
+    The names of Kubernetes' pods become known some time after the pods start. The deadline raises
+    nothing: the caller that then uses the name reports the error.
     """
     pause = _PAUSES[0]
     while isinstance(endpoint, TcpEndpoint) and time.monotonic() + pause < deadline:
@@ -39,7 +41,7 @@ def await_name(endpoint: Endpoint, deadline: float) -> None:
 
 
 class HostedStore(Closing):
-    """A MemoryStore and its StoreServer in one daemon thread. Make it with `start`, close it."""
+    """Runs a MemoryStore and its StoreServer in one daemon thread. Use `start`, and close it."""
 
     def __init__(self, listen: str, secret: bytes) -> None:
         self._is_private = False
@@ -51,9 +53,9 @@ class HostedStore(Closing):
 
     @classmethod
     def start(cls, listen: str, secret: bytes) -> HostedStore:
-        """Serve at the endpoint; returns once clients can connect.
+        """Serve at the endpoint `listen`, and return once clients can connect.
 
-        ConfigError when `listen` is no endpoint; StoreError when it cannot be bound.
+        Raises ConfigError when `listen` is no endpoint; StoreError when it cannot be bound.
         """
         hosted = cls(listen, secret)
         hosted._thread.start()
@@ -66,18 +68,21 @@ class HostedStore(Closing):
 
     @property
     def endpoint(self) -> str:
-        """Where clients connect, with the actual port."""
+        """Return the endpoint for clients, with the actual port in place of port 0."""
         return self._endpoint.result(0)
 
     @property
     def is_private(self) -> bool:
-        """Whether other hosts cannot reach it."""
+        """Return whether other hosts cannot reach the store."""
         return self._is_private
 
     def close(self) -> None:
-        """End all connections and the thread. StoreTimeout when the thread does not end."""
+        """End all connections and the thread.
+
+        Raises StoreTimeout when the thread does not end within CLOSE_SECONDS.
+        """
         loop, stop = self._ready.result(START_SECONDS)
-        with suppress(RuntimeError):  # the loop may have ended by itself
+        with suppress(RuntimeError):  # the loop may have ended already
             loop.call_soon_threadsafe(stop.set)
         self._thread.join(CLOSE_SECONDS)
         if self._thread.is_alive():

@@ -1,5 +1,5 @@
-"""Keys made of a job's secret, one for each use, so that what is proved to one service is worth
-nothing at another (HKDF with HMAC-SHA256, RFC 5869).
+"""Derives keys from a job's secret, one for each use, so that a proof for one service is worthless
+at another (HKDF with HMAC-SHA256, RFC 5869).
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ _LENGTH_BYTES = 4
 
 
 def derive(secret: bytes, service: str, *context: str | bytes) -> bytes:
-    """The key of 32 bytes for one use of the secret: the service, and between whom or for what.
+    """Return the key of 32 bytes for one use of the secret.
 
-    Other words, or the same ones cut differently, give another key, and no key tells anything of
-    another or of the secret. An empty secret gives an empty key: nothing is proved by it.
+    `service` and `context` identify the use, such as the parties and the purpose. Different words,
+    or the same text divided into different words, give a different key, and a key reveals nothing
+    about another one or the secret. An empty secret gives an empty key, which proves nothing.
     """
     if not secret:
         return b""

@@ -16,10 +16,10 @@ BACKLOG = 4096  # thousands of workers may connect at once; the kernel caps it a
 
 
 async def listen_on(text: str) -> tuple[socket.socket, Endpoint]:
-    """A listening socket and where it listens, port 0 replaced by the port it got.
+    """Return a listening socket and its endpoint, with port 0 replaced by the actual port.
 
-    ConfigError when the text is no endpoint or its host is unknown; StoreError when it cannot be
-    bound, for example because another process holds it.
+    Raises ConfigError when the text is no endpoint or its host is unknown; StoreError when it
+    cannot be bound, for example because another process listens there.
     """
     endpoint = parse_endpoint(text)
     if isinstance(endpoint, UnixEndpoint):
@@ -49,9 +49,11 @@ async def _resolve(endpoint: TcpEndpoint) -> tuple[int, tuple[object, ...]]:
 
 
 def _is_known_elsewhere(host: str, addresses: list[tuple[object, ...]]) -> bool:
-    """Whether it is this machine's own name, which only this machine takes for a loopback address.
+    """Return whether `host` is this machine's own name and only it resolves that to a loopback
+    address.
 
-    Debian gives it 127.0.1.1 (/etc/hosts); for the others it has another.
+    Debian resolves a machine's own name to 127.0.1.1 (/etc/hosts); other machines resolve it to a
+    reachable address.
     """
     own, asked = (name.lower().partition(".")[0] for name in (socket.gethostname(), host))
     is_own = asked == own and own != "localhost"
@@ -91,7 +93,7 @@ def _bind_unix(sock: socket.socket, endpoint: UnixEndpoint) -> None:
 
 
 def _is_stale(endpoint: UnixEndpoint) -> bool:
-    """Whether the path is a socket that a dead process left behind."""
+    """Return whether the path is a socket that a dead process left behind."""
     if endpoint.path.startswith("@") or not Path(endpoint.path).is_socket():
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

@@ -1,4 +1,4 @@
-"""A store within this process, for one asyncio loop."""
+"""A store in the memory of this process, for one asyncio loop."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class MemoryStore(Store):
-    """The Store port over a KeyValueState. Use it from one event loop only.
+    """Implements the Store port over a KeyValueState. Use it from one event loop only.
 
-    `clock` gives monotonic seconds and decides when leases end; waits count the loop's time. The
-    state may be given to bound the history differently. Nothing polls: waits and watches are
-    woken by the change they wait for, leases by one timer for the earliest end.
+    `clock` returns monotonic seconds and decides when leases end; waits are timed by the loop's
+    clock. Pass a `state` to bound the history differently. Nothing polls: waits and watches are
+    woken by the changes that they wait for, and one timer ends leases.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class MemoryStore(Store):
         self._publish(self._current().revoke(lease))
 
     async def close(self) -> None:
-        """End all waits and watches with StoreError and forget the leases' timer."""
+        """End all waits and watches with StoreError, and cancel the leases' timer."""
         self._closed = True
         self._arm(math.inf)
         for arrival in {a for waiting in self._arrivals.values() for a in waiting}:
@@ -118,7 +118,7 @@ class MemoryStore(Store):
                 _wake(future, 0)
 
     def _current(self) -> KeyValueState:
-        """The state without the leases that have ended by now."""
+        """End the leases that are due and return the state. Raises StoreError if it is closed."""
         if self._closed:
             raise StoreError("the store is closed. Open a new one to go on.")
         if self._clock() >= self._timer_due:
@@ -156,7 +156,7 @@ class MemoryStore(Store):
                 _discard(self._arrivals, key, arrival)
 
     async def _next_match(self, prefix: str) -> int:
-        """Wait for a change under the prefix: the revision up to which nothing else matched."""
+        """Wait for a change under the prefix; return the revision up to which no other matched."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._watchers.setdefault(prefix, set()).add(future)
         try:
@@ -177,7 +177,7 @@ class MemoryStore(Store):
 
 
 class _Arrival:
-    """One wait's missing keys; `done` once each has been seen."""
+    """Holds the missing keys of a wait; `done` completes once each has been seen."""
 
     __slots__ = ("done", "missing")
 
@@ -205,7 +205,7 @@ def _discard(index: dict[str, set[T]], name: str, member: T) -> None:
 
 
 def missed(missing: Sequence[str], timeout: float) -> StoreTimeout:
-    """What a wait ends with when these keys have not come."""
+    """Return the error of a wait of `timeout` seconds in which these keys were not written."""
     shown = ", ".join(map(repr, missing[:8]))
     more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
     return StoreTimeout(

@@ -1,4 +1,4 @@
-"""A scope: the part of a store whose keys begin with one prefix."""
+"""Scopes: parts of a store whose keys begin with one prefix."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from torsh_runtime.store.base import Compare, Delete, Entry, Event, Listing, Put
 
 
 class Scope(NamedTuple):
-    """Translates between the names within a scope and the store's own. Without a prefix it is the
-    whole store.
+    """Translates between the names of keys within a scope and in the store.
+
+    With an empty prefix the scope is the whole store.
     """
 
     prefix: str = ""
 
     def within(self, prefix: str) -> Scope:
-        """A scope inside this one."""
+        """Return a scope inside this one."""
         return Scope(self.prefix + prefix)
 
     # ---- to the store
 
     def key(self, key: str) -> str:
-        """The store's name of a key. StoreError when it is empty."""
+        """Return the name of a key in the store. Raises StoreError when `key` is empty."""
         if not key:
             raise StoreError("a key must be a non-empty string")
         return self.prefix + key

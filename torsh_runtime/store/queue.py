@@ -1,4 +1,4 @@
-"""A queue in a store, which any number of clients fill and empty."""
+"""Queues in a store, which any number of clients fill and empty."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from torsh_runtime.store.client import StoreClient
 
 
 class StoreQueue:
-    """Values in the order in which they were put in; each comes out once.
+    """Keeps values in the order in which they were put in; each is taken out once.
 
-    Its rows are "tail" and "head", how many values were put in and taken out, and "item/<number>".
-    Values go in and out together with these, so nobody who ends in between leaves a gap.
+    Its keys are "tail" and "head", the numbers of values put in and taken out, and
+    "item/<number>". A value and its counter change in one transaction, so a client that ends at any
+    moment leaves no gap.
     """
 
     def __init__(self, scope: StoreClient) -> None:
-        """`scope`: scoped to what is this queue's alone."""
+        """Open the queue in `scope`, a part of the store that only this queue uses."""
         self._scope = scope
 
     def push(self, value: bytes) -> None:
-        """Put a value in at the end."""
+        """Append a value to the queue."""
         while True:
             tail = self._scope.get("tail")
             number = _count(tail)
@@ -34,14 +35,14 @@ class StoreQueue:
                 return
 
     def pop(self, timeout: float) -> bytes:
-        """Take the first value out; waits for one. StoreTimeout after so many seconds."""
+        """Wait for a value and take out the first. Raises StoreTimeout after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while (value := self.take()) is None:
             self._wait_for_push(deadline)
         return value
 
     def take(self) -> bytes | None:
-        """Take the first value out; None if there is none."""
+        """Take out the first value and return it, or None if the queue is empty."""
         while True:
             head = self._scope.get("head")
             number = _count(head)
@@ -51,10 +52,10 @@ class StoreQueue:
                 if self._scope.transact([_unchanged("head", head)], writes).succeeded:
                     return item.value
             elif self._scope.get("head") == head:
-                return None  # and not because somebody else has just taken it
+                return None  # empty: no other client has just taken an item
 
     def __len__(self) -> int:
-        """Number of values in it."""
+        """Return the number of values in the queue."""
         taken = _count(self._scope.get("head"))
         return max(_count(self._scope.get("tail")) - taken, 0)
 

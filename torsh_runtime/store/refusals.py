@@ -1,4 +1,4 @@
-"""Tells of clients that were turned away: soon, and not once for each of a flood."""
+"""Reports clients that were refused: soon, but without a report for each client of a flood."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Callable
 
 MAX_REASONS = 16
-"""Different reasons that are told apart at a time."""
+"""The largest number of different reasons that are counted separately at a time."""
 _OTHER = "further clients for other reasons"
 
 
 class Refusals:
-    """Tells each reason at once, and after `seconds` how often it was met again."""
+    """Passes each reason to `tell` at once, and after `seconds` how often it has occurred again.
+
+    Use it within an event loop.
+    """
 
     def __init__(self, tell: Callable[[str], None], seconds: float) -> None:
         self._tell = tell
@@ -20,7 +23,7 @@ class Refusals:
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def note(self, reason: str) -> None:
-        """Somebody was turned away, for a reason in a few words."""
+        """Count a client that was refused; `reason` is a few words."""
         if reason not in self._more and len(self._more) >= MAX_REASONS:
             reason = _OTHER
         if reason in self._more:
@@ -30,7 +33,7 @@ class Refusals:
         self._count(reason)
 
     def close(self) -> None:
-        """Tell what has not been told."""
+        """Report the counts that are still pending."""
         for reason in [*self._more]:
             self._timers.pop(reason).cancel()
             self._tell_more(reason)

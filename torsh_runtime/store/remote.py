@@ -1,4 +1,4 @@
-"""The asyncio client of a StoreServer, for agents: a store that another process serves."""
+"""The asyncio client of a StoreServer, for agents: a store served by a different process."""
 
 from __future__ import annotations
 
@@ -31,24 +31,35 @@ T = TypeVar("T")
 
 REQUEST_SECONDS = 10.0
 _BUSY = 512
-"""Requests under way from which on a connection takes no more: the server takes twice as many."""
+"""The largest number of requests under way on a connection. The server accepts twice as many."""
 _CHUNK = 256 << 10
 
 
 class RemoteStore(Store):
-    """The Store port over a StoreServer. Use it from one event loop only, and close it.
+    """Provides the Store port over a StoreServer. Use it from one event loop only, and close it.
 
-    Every call ends within `request_timeout` seconds (`wait`: that much after its own timeout) with
+    Every call ends within `request_timeout` seconds (`wait`: that long after its own timeout) with
     StoreTimeout at the latest. A request is never sent twice: after an error it may or may not
-    have been carried out. The next call connects anew, by one attempt; a StoreError that comes
-    from a ConnectionRefusedError tells that nobody listens there. Requests share connections; a
-    watch has one of its own.
+    have been carried out. The next call connects anew, by a single attempt; a StoreError whose
+    cause is a ConnectionRefusedError means that no process listens there. Requests share
+    connections; each watch has one of its own:
+
+        async with aclosing(store.watch("members/", listing.revision)) as events:
+            async for event in events: ...
     """
 
     def __init__(
         self, endpoint: str, secret: bytes, request_timeout: float = REQUEST_SECONDS
     ) -> None:
-        """Connects to nothing yet. ConfigError when the endpoint is malformed."""
+        """Create a client without connecting.
+
+        Args:
+            endpoint: "unix:@name", "unix:/path" or "tcp:host:port".
+            secret: the job's secret; empty for a store that has none.
+            request_timeout: seconds for each call.
+
+        Raises ConfigError when the endpoint is malformed.
+        """
         self._endpoint = parse_endpoint(endpoint)
         self._secret = secret
         self._calls = Calls(str(self._endpoint), request_timeout)
@@ -61,7 +72,8 @@ class RemoteStore(Store):
         return await self._ask(self._calls.get(key))
 
     async def timed_get(self, key: str) -> tuple[Entry | None, float, float]:
-        """What get() returns, and when the request was about to be sent and the reply was there."""
+        """Return what get() returns, and the moments at which the request was about to be sent and
+        the reply was received, by time.monotonic()."""
         call = self._calls.get(key)
         reply = await self._reply(call)
         return call.result(reply), reply.sent, reply.came
@@ -129,7 +141,7 @@ class RemoteStore(Store):
             raise
 
     async def _lane(self) -> _Lane:
-        """A connection with room for one more request."""
+        """Return a connection with room for another request; open one if there is none."""
         async with self._opening:
             for lane in self._lanes:
                 if lane.is_open and lane.load < _BUSY:
@@ -166,12 +178,12 @@ class RemoteStore(Store):
             raise call.failure(late) from None
 
     def _suspect(self) -> None:
-        """What did not answer is not asked again on the same connection."""
+        """Close the connections for requests, as one of them did not answer in time."""
         for lane in [*self._lanes]:
             self._drop(lane)
 
     async def _explained(self, call: Call[Any], work: Awaitable[T]) -> T:
-        """Say of which call it is that the connection failed, or that the store is none."""
+        """Await `work`; if it raises one of FAILURES, add the call's description to the error."""
         try:
             return await work
         except FAILURES as error:
@@ -180,7 +192,7 @@ class RemoteStore(Store):
 
 
 class _Lane:
-    """One connection, on which requests and replies of many calls pass each other."""
+    """Represents a connection on which requests and replies of many calls overlap."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
@@ -195,7 +207,7 @@ class _Lane:
 
     @classmethod
     async def open(cls, endpoint: Endpoint, secret: bytes) -> _Lane:
-        """Connect and prove to each other that both sides know the secret: one attempt."""
+        """Connect, by a single attempt, and let both sides prove that they know the secret."""
         sock = await _connect(endpoint)
         reader, writer = await asyncio.open_connection(sock=sock)
         lane = cls(reader, writer, secret)
@@ -212,11 +224,10 @@ class _Lane:
 
     @property
     def load(self) -> int:
-        """Requests under way."""
         return len(self._asked)
 
     def read_replies(self) -> None:
-        """From now on replies go to those who ask()."""
+        """Start the task that hands replies to the callers of ask()."""
         self._replies = asyncio.get_running_loop().create_task(self._read_replies())
 
     async def ask(self, request: wire.Request) -> wire.Reply:
@@ -240,14 +251,14 @@ class _Lane:
         return wire.decode_reply(await self._frame())
 
     def abort(self) -> None:
-        """Cut the connection; what waits for a reply fails."""
+        """Cut the connection; calls that wait for a reply fail."""
         self._writer.transport.abort()
         if self._replies:
             self._replies.cancel()
         self._fail(EOFError("it was closed"))
 
     async def closed(self) -> None:
-        """Until nothing of an aborted one is left."""
+        """Wait until an aborted connection and its task have ended."""
         if self._replies:
             await asyncio.wait([self._replies])
         with suppress(OSError):
@@ -258,7 +269,7 @@ class _Lane:
             while True:
                 reply = await self.next_reply()
                 asked = self._asked.pop(reply.id, None)
-                if asked and not asked.done():  # else nobody waits for it any more
+                if asked and not asked.done():  # else its caller has stopped waiting
                     asked.set_result(reply._replace(came=self._came))
         except (OSError, EOFError, StoreError) as error:
             self._writer.transport.abort()
@@ -288,7 +299,7 @@ class _Lane:
 
 
 async def _connect(endpoint: Endpoint) -> socket.socket:
-    """One attempt at each address of the host; OSError of the last one when all fail."""
+    """Connect, trying each address of the host once. Raises the last OSError when all fail."""
     if isinstance(endpoint, UnixEndpoint):
         return await _connect_to(socket.AF_UNIX, endpoint.address)
     loop = asyncio.get_running_loop()

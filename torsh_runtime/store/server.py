@@ -36,8 +36,8 @@ HANDSHAKE_SECONDS = 5.0
 SEND_SECONDS = 60.0
 REFUSAL_SECONDS = 10.0
 _STRANGERS = 0.125
-"""Part of this process's descriptors that clients of this host may hold that have not proven
-anything yet, and those of other hosts."""
+"""Fraction of this process's descriptors that clients of this host which have not proved anything
+yet may hold. Those of other hosts may hold as much."""
 _FOREIGN = wire.encode_refusal("it speaks only with processes of its own user")
 _log = logging.getLogger("torsh_runtime")
 
@@ -47,7 +47,11 @@ def _log_refusal(reason: str) -> None:
 
 
 def handshake(secret: bytes, sock: socket.socket) -> ProtocolCoroutine:
-    """The server's side: both sides prove that they know the secret; the result is the session."""
+    """Carry out the server's side of the handshake and return the session.
+
+    Both sides prove that they know the secret. Raises Refused, after sending the client the reason,
+    when it is a process of another user or does not know the secret.
+    """
     try:
         check_user(sock, secret)
     except Refused:
@@ -67,20 +71,22 @@ def handshake(secret: bytes, sock: socket.socket) -> ProtocolCoroutine:
 
 
 class StoreServer:
-    """Serves `store` to clients that know `secret`; an empty secret lets everybody in.
+    """Serves `store` to clients that know `secret`; with an empty secret to all clients.
 
     Limits: a client has `handshake_timeout` seconds to prove that it knows the secret; before
-    that its frames have at most 4 KiB, afterwards 64 MiB. Of more than `max_strangers` clients of
-    this host that have not done so one is cut off, and of others alike; by default an eighth of
-    this process's limit of open files, and 1024 at most. Clients that have are served first,
-    however many others come (see connections/acceptor.py). One connection may have 1024 requests
-    and about 64 MiB of them under way. A client that takes no bytes for `send_timeout` seconds is
-    cut off. Bad bytes end the connection they came on and nothing else. Nothing is encrypted; with
-    a secret every frame is authenticated. Other users of this host are sent away at once: from a
-    Unix socket always, from TCP when there is no secret (see connections/peer.py).
+    that its frames have at most 4 KiB, afterwards 64 MiB. If more than `max_strangers` clients of
+    this host have not proved it yet, one of them is disconnected, and likewise for clients of other
+    hosts; the default is an eighth of this process's limit of open files, and 1024 at most. Clients
+    that have proved it are served first, however many others connect (see
+    connections/acceptor.py). A connection may have 1024 requests, of about 64 MiB in total, under
+    way. A client that takes no bytes for `send_timeout` seconds is disconnected. Malformed bytes
+    end their connection and nothing else. Nothing is encrypted; with a secret every frame is
+    authenticated. Other users of this host are refused at once: on a Unix socket always, on TCP
+    when there is no secret (see connections/peer.py).
 
-    `on_refused(reason)` is told of clients that were turned away or sent nonsense: each reason at
-    once, and after some seconds how many more there were. By default it is logged.
+    `on_refused(reason)` is called for clients that were refused or sent malformed bytes: for each
+    reason at once, and after some seconds with the number of further ones. By default it logs a
+    warning.
     """
 
     def __init__(
@@ -105,9 +111,10 @@ class StoreServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self, listen: str) -> str:
-        """Listen and return the endpoint for clients, with the port that port 0 became.
+        """Listen and return the endpoint for clients, with the actual port in place of port 0.
 
-        ConfigError when `listen` is no endpoint; StoreError when it cannot be bound.
+        Raises ConfigError when `listen` is no endpoint; StoreError when it cannot be bound, or the
+        server is already started.
         """
         if self._acceptor is not None:
             raise StoreError("this store server is already started; make another one")
@@ -124,7 +131,7 @@ class StoreServer:
 
     @property
     def is_private(self) -> bool:
-        """Whether it listens where other hosts cannot reach it."""
+        """Return whether other hosts cannot reach the address on which it listens."""
         return self._is_private
 
     async def close(self) -> None:
@@ -153,7 +160,7 @@ class StoreServer:
 
     def _forget(self, task: asyncio.Task[None], sock: socket.socket) -> None:
         self._connections.discard(task)
-        sock.close()  # here, as a task that is cancelled at once has not taken it over
+        sock.close()  # here, as a task that is cancelled before it runs never takes it over
 
     async def _serve(self, sock: socket.socket, session: ServerSession) -> None:
         try:

@@ -13,8 +13,10 @@ _CONFIRMED: tuple[wire.Role, wire.Role] = ("client", "server")
 
 
 class Session:
-    """One side's frames. What is received goes in by `feed` and comes out of `take`; what is sent
-    goes through `pack`, in the order in which it is sent.
+    """Processes the frames of one side of a connection.
+
+    Received bytes are passed to `feed`, and `take` returns the payloads of complete frames. Frames
+    are passed through `pack`, in the order in which they are sent.
     """
 
     def __init__(self, role: wire.Role, secret: bytes) -> None:
@@ -28,15 +30,15 @@ class Session:
 
     @property
     def limit(self) -> int:
-        """The largest payload that is accepted, in bytes."""
+        """Return the size of the largest payload that is accepted, in bytes."""
         return self._decoder.limit
 
     def pack(self, frame: bytes) -> bytes:
-        """The frame as it is to be sent."""
+        """Return the frame as it is to be sent: with its MAC, if there is a secret."""
         return frame + self._signer.next_mac(frame) if self._signer else frame
 
     def _begin(self, server_nonce: bytes, client_nonce: bytes) -> None:
-        """Both sides have proved that they know the secret."""
+        """Begin to sign and check frames, as both sides have proved that they know the secret."""
         self._decoder.limit = wire.MAX_FRAME
         if self._secret:
             client, server = (
@@ -49,16 +51,18 @@ class Session:
 
 
 class ClientSession(Session):
-    """The client's side."""
+    """Carries out the handshake as the client."""
 
     def __init__(self, secret: bytes) -> None:
         super().__init__("client", secret)
         self._server_nonce = b""
 
     def answer(self, greeting: bytes, check_server: Callable[[], None] = lambda: None) -> bytes:
-        """The frame to send when the server has greeted. `check_server` raises an error if it is
-        not to be spoken with, ConnectionError if it has gone: the reason that it gave for that, if
-        it did, counts more. StoreError as decode_greeting.
+        """Return the frame that answers the server's greeting.
+
+        `check_server` raises an error if this side must not communicate with the server, and
+        ConnectionError if the server has closed the connection. If the greeting says why it did
+        so, that StoreError is raised instead. Raises StoreError as decode_greeting does.
         """
         try:
             check_server()
@@ -70,7 +74,10 @@ class ClientSession(Session):
         return wire.encode([self._nonce, claim])
 
     def confirm(self, verdict: bytes) -> None:
-        """Begin, if the server knows the secret and lets this client in. StoreError otherwise."""
+        """Begin if the server knows the secret and accepts this client.
+
+        Raises StoreError otherwise.
+        """
         claim = wire.decode_verdict(verdict)
         if not wire.is_proof(claim, self._secret, "server", self._server_nonce, self._nonce):
             raise StoreError("what listens there does not know this job's secret")
@@ -78,17 +85,20 @@ class ClientSession(Session):
 
 
 class ServerSession(Session):
-    """The server's side."""
+    """Carries out the handshake as the server."""
 
     def __init__(self, secret: bytes) -> None:
         super().__init__("server", secret)
 
     def greeting(self) -> bytes:
-        """The frame to send first."""
+        """Return the frame to send first."""
         return wire.encode_greeting(self._nonce)
 
     def confirm(self, answer: bytes) -> bytes:
-        """Begin, if the client knows the secret: the frame to send. StoreError otherwise."""
+        """Begin if the client knows the secret, and return the frame to send.
+
+        Raises StoreError otherwise.
+        """
         nonce, claim = wire.decode_answer(answer)
         if not wire.is_proof(claim, self._secret, "client", self._nonce, nonce):
             raise StoreError("it does not know this job's secret")

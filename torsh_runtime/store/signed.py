@@ -1,4 +1,4 @@
-"""A store whose clients sign what they write, and notice when it is not what it was."""
+"""A store whose clients sign the values that they write, and detect forged or older ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from torsh_runtime.store.base import (
 )
 
 _TAG = 33
-"""Bytes that a signature takes behind a value: a line's end, and 128 bits in hexadecimal."""
+"""Bytes that a signature adds after a value: a newline, and 128 bits in hexadecimal."""
 
 
 def sign(secret: bytes, key: str, value: bytes, lease: int) -> bytes:
-    """The value with a signature that holds under this key and on this lease only."""
+    """Return the value with a signature that is valid only under this key and on this lease."""
     return value + b"\n" + _signature(secret, key, value, lease)
 
 
 def verified(secret: bytes, key: str, signed: bytes, lease: int) -> bytes:
-    """The value; b"" if its signature does not hold."""
+    """Return the value without its signature, or b"" if the signature is invalid."""
     value, signature = signed[:-_TAG], signed[-_TAG:]
     holds = hmac.compare_digest(signature, b"\n" + _signature(secret, key, value, lease))
     return value if holds else b""
@@ -42,17 +42,18 @@ def _signature(secret: bytes, key: str, value: bytes, lease: int) -> bytes:
 
 
 class SignedStore(StoreView):
-    """Another store, in which those who know the secret sign what they write.
+    """Presents a store in which all clients that know the secret sign the values that they write.
 
-    A value whose signature does not hold (HMAC-SHA256 over key, lease and value, cut to 128 bits)
-    is read as b"", under its own revision; `on_forged` is told its key. So no value that is written
-    here may be empty. A value that was signed once can be put back under the same key, on a lease
-    of the same id, by anybody who may write there: values say themselves what they are of.
+    A value with an invalid signature (HMAC-SHA256 over key, lease and value, truncated to 128
+    bits) is read as b"", under its own revision, and `on_forged` is called with its key. Therefore
+    no value that is written here may be empty. Any client that may write to the store can put back
+    a value that was once signed, under the same key and on a lease of the same id; so values must
+    state what they refer to.
 
-    Nothing is written unless all `guards` hold, besides what a transaction compares itself.
+    Nothing is written unless all `guards` hold, in addition to a transaction's own conditions.
 
-    `on_older` is called when an answer comes from an earlier revision than was known before it was
-    asked for: the store has lost something, or was put back to an earlier state.
+    `on_older` is called when an answer has an earlier revision than was known before the request:
+    the store has lost changes, or was restored to an earlier state.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class SignedStore(StoreView):
         self._on_forged = on_forged
         self._on_older = on_older
         self._newest = 0
-        """The highest revision that the store is known to have had."""
+        """Highest revision that the store is known to have had."""
 
     async def get(self, key: str) -> Entry | None:
         entry = await self._store.get(key)
@@ -82,7 +83,7 @@ class SignedStore(StoreView):
         return self.read(listing)
 
     def read(self, listing: Listing) -> Listing:
-        """A listing of the other store, as this one has it."""
+        """Return a listing of the wrapped store as this store presents it."""
         self._note(listing.revision, 0)
         return Listing(tuple(map(self._entry, listing.items)), listing.revision)
 

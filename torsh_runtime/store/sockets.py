@@ -8,13 +8,13 @@ import time
 from torsh_runtime.store.endpoint import Endpoint, UnixEndpoint
 
 FULL_PAUSE = 0.005
-"""Seconds between attempts at a Unix socket where too many connections wait to be accepted."""
+"""Seconds between attempts to connect to a Unix socket whose queue of connections is full."""
 
 
 def remaining(deadline: float) -> float:
-    """Seconds until the deadline of time.monotonic(), at most what a socket can be set to.
+    """Return the seconds until the deadline of time.monotonic(), at most 1e6, which sockets accept.
 
-    TimeoutError when it has passed.
+    Raises TimeoutError when the deadline has passed.
     """
     seconds = deadline - time.monotonic()
     if seconds <= 0:
@@ -23,9 +23,9 @@ def remaining(deadline: float) -> float:
 
 
 def connect(endpoint: Endpoint, deadline: float) -> socket.socket:
-    """One attempt to connect, trying each address of the host. OSError when it fails.
+    """Connect, trying each address of the host once. Raises the last OSError when all fail.
 
-    The deadline does not bound the look-up of the host's name, which the resolver bounds.
+    The deadline does not limit the look-up of the host's name, which the resolver limits.
     """
     if isinstance(endpoint, UnixEndpoint):
         return _connect_to(socket.AF_UNIX, endpoint.address, deadline)
@@ -50,7 +50,7 @@ def _connect_to(family: int, address: str | tuple[object, ...], deadline: float)
             try:
                 sock.connect(address)
                 break
-            except BlockingIOError:  # too many wait at this Unix socket
+            except BlockingIOError:  # this Unix socket's queue is full
                 time.sleep(FULL_PAUSE)
         check_not_itself(sock)
         tune(sock)
@@ -61,8 +61,10 @@ def _connect_to(family: int, address: str | tuple[object, ...], deadline: float)
 
 
 def check_not_itself(sock: socket.socket) -> None:
-    """ConnectionRefusedError when nobody listens, and the kernel gave this socket the very port
-    that it connects to.
+    """Raise ConnectionRefusedError if the socket is connected to itself.
+
+    That happens where no process listens and the kernel gave the socket the very port that it
+    connects to.
     """
     if sock.family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
         raise ConnectionRefusedError("the socket connected to itself")

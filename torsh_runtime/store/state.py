@@ -1,7 +1,7 @@
-"""The revisioned key-value state behind the in-memory store: pure, no clock and no I/O.
+"""The revisioned key-value state of the in-memory store, without a clock and without I/O.
 
-Each request returns its result and the events it caused. Times are seconds of one monotonic
-clock, passed in by the caller. After a request that raised StoreError the state is unchanged.
+Each request returns its result and the events that it caused. Times are seconds of one monotonic
+clock, which the caller passes. After a request that raised StoreError the state is unchanged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_COUNTER = 2**63 - 1
 
 
 class Applied(NamedTuple, Generic[T]):
-    """What a request returned, and the events it caused in order of their revisions."""
+    """Holds the result of a request, and the events that it caused in order of their revisions."""
 
     result: T
     events: tuple[Event, ...]
@@ -38,7 +38,7 @@ class _Lease:
 
 
 class KeyValueState:
-    """Keys, leases and a bounded history of events.
+    """Holds keys, leases and a bounded history of events.
 
     The history keeps the newest `max_events` events and at most about `max_bytes` of keys and
     values; `events_after` refuses to go further back than that.
@@ -50,13 +50,16 @@ class KeyValueState:
         max_bytes: int = 64 << 20,
         first_lease: int | None = None,
     ) -> None:
-        """first_lease: the first lease's id, from which on they count up; None: a random one of 62
-        bits, so that no lease of another life of the store is taken for one of this.
+        """Create an empty state.
+
+        `first_lease` is the id of the first lease, and the following ids count up from it. The
+        default is a random number of 62 bits, so that no lease of a store that was restarted is
+        confused with one of this state.
         """
         self.revision = 0
-        """Number of the latest change; 0 in a new state."""
+        """Revision of the latest change; 0 in a new state."""
         self.compacted = 0
-        """Events up to this revision may have been forgotten."""
+        """Revision up to which events may have been dropped from the history."""
         self._entries: dict[str, Entry] = {}
         self._names: list[str] = []
         self._leases: dict[int, _Lease] = {}
@@ -67,11 +70,11 @@ class KeyValueState:
         self._max_bytes = max_bytes
 
     def get(self, key: str) -> Entry | None:
-        """The key as it stands."""
+        """Return the current state of the key, or None if it does not exist."""
         return self._entries.get(check_key(key))
 
     def listing(self, prefix: str) -> Listing:
-        """The keys that begin with the prefix, sorted."""
+        """Return the keys that begin with the prefix, sorted."""
         size = len(prefix)
         start = bisect_left(self._names, prefix)
         end = bisect_right(self._names, prefix, lo=start, key=lambda name: name[:size])
@@ -81,7 +84,7 @@ class KeyValueState:
     def transact(self, compares: Sequence[Compare], writes: Sequence[Write]) -> Applied[Outcome]:
         """Make all writes as one revision if every condition holds.
 
-        StoreError when a key is written twice or a lease is unknown.
+        Raises StoreError when a key is written twice or a lease is unknown.
         """
         check_writes(writes)
         if not all(self._holds(compare) for compare in compares):
@@ -93,14 +96,20 @@ class KeyValueState:
         return Applied(Outcome(True, self.revision), events)
 
     def add(self, key: str, amount: int) -> Applied[int]:
-        """Add to a counter of decimal text within 64 bits; the key keeps its lease."""
+        """Add to a counter, which is decimal text; the key keeps its lease.
+
+        Raises StoreError when the value is no number, or the sum does not fit into 64 bits.
+        """
         entry = self.get(key)
         total = counted(key, entry, amount)
         lease = entry.lease if entry else 0
         return Applied(total, self._commit([Put(key, str(total).encode(), lease)]))
 
     def grant(self, ttl: float, now: float) -> int:
-        """A new lease that ends at now + ttl. StoreError when ttl is not finite and positive."""
+        """Create a lease that ends at now + ttl, and return its id.
+
+        Raises StoreError when ttl, in seconds, is not finite and positive.
+        """
         if not (ttl > 0 and math.isfinite(ttl)):
             raise StoreError(f"a lease's ttl must be a finite number of seconds > 0, got {ttl}")
         self._last_lease += 1
@@ -108,28 +117,28 @@ class KeyValueState:
         return self._last_lease
 
     def keep_alive(self, lease: int, now: float) -> None:
-        """Let the lease end at now + its ttl. StoreError when it has ended."""
+        """Extend the lease until now + its ttl. Raises StoreError when it has ended."""
         held = self._lease(lease)
         held.end = now + held.ttl
 
     def revoke(self, lease: int) -> tuple[Event, ...]:
-        """End the lease and delete its keys as one revision; nothing when it has ended."""
+        """End the lease and delete its keys as one revision; do nothing when it has ended."""
         held = self._leases.pop(lease, None)
         return self._commit([Delete(key) for key in sorted(held.keys)]) if held else ()
 
     def expire(self, now: float) -> tuple[Event, ...]:
-        """End every lease whose time has come, the earliest first."""
+        """End every lease that is due at `now`, the earliest first."""
         ended = [(held.end, lease) for lease, held in self._leases.items() if held.end <= now]
         return tuple(event for _, lease in sorted(ended) for event in self.revoke(lease))
 
     def next_end(self) -> float:
-        """When the earliest lease ends; infinity without leases."""
+        """Return the moment at which the earliest lease ends; infinity without leases."""
         return min((held.end for held in self._leases.values()), default=math.inf)
 
     def events_after(self, prefix: str, after: int) -> tuple[Event, ...]:
-        """The events under the prefix with a revision > after, oldest first.
+        """Return the events under the prefix with a revision > after, oldest first.
 
-        StoreError when some of them may have been forgotten.
+        Raises StoreError when some of them may have been dropped from the history.
         """
         if after < self.compacted:
             raise StoreError(
@@ -196,7 +205,7 @@ class KeyValueState:
 
 
 def check_key(key: str) -> str:
-    """The key itself. StoreError when it is no non-empty string of encodable characters."""
+    """Return the key. Raises StoreError unless it is a non-empty string that UTF-8 can encode."""
     if not isinstance(key, str) or not key:
         raise StoreError(f"a key must be a non-empty string, got {key!r}")
     if not key.isascii():
@@ -208,7 +217,7 @@ def check_key(key: str) -> str:
 
 
 def check_writes(writes: Sequence[Write]) -> None:
-    """StoreError when a key is impossible or written twice, or a value is not bytes."""
+    """Raise StoreError if a key is invalid or written twice, or a value is not bytes."""
     seen: set[str] = set()
     for write in writes:
         if check_key(write.key) in seen:
@@ -221,7 +230,10 @@ def check_writes(writes: Sequence[Write]) -> None:
 
 
 def counted(key: str, entry: Entry | None, amount: int) -> int:
-    """The counter's value after adding. StoreError when it is no number or leaves 64 bits."""
+    """Return the counter's value after adding `amount`; an absent entry counts as 0.
+
+    Raises StoreError when the value is no number, or the sum does not fit into 64 bits.
+    """
     total = _counter(entry) + amount
     if abs(total) > MAX_COUNTER:
         raise StoreError(f"add to {key!r}: {total} does not fit a 64-bit counter")

@@ -7,14 +7,14 @@ Frames (framing.py) hold msgpack. Handshake frames:
     server  [true, proof("server")] or [false, reason], and then it hangs up
 
 A proof is HMAC-SHA256 over the role and both nonces with the secret, so each side shows that it
-knows the secret without telling it, and neither's proof can be played back. To each frame that
-follows a MAC of 16 bytes is added: HMAC-SHA256 over the frame's number and the whole frame, under a
-key that is made of the secret and both nonces, one for each direction (session.py). Nothing is
-encrypted. With an empty secret there are no MACs and anybody passes. A server that does not speak
-with a client at all says [false, reason] instead of its greeting.
+knows the secret without revealing it, and no proof can be replayed. A MAC of 16 bytes is added to
+each frame that follows: HMAC-SHA256 over the frame's number and the whole frame, under a key that
+is derived from the secret and both nonces, one for each direction (session.py). Nothing is
+encrypted. With an empty secret there are no MACs and every client is accepted. A server that
+refuses a client from the start sends [false, reason] instead of its greeting.
 
-Then the client sends [id, operation, arguments] as often as it likes, and the server answers each
-[id, status, body], in any order: RESULT ends a request with its result, FAILURE with
+Then the client sends any number of requests [id, operation, arguments], and the server answers each
+with [id, status, body], in any order: RESULT ends a request with its result, FAILURE with
 [kind, message]; a watch gets one EVENT for each change and ends with FAILURE. A client ends its
 watches and waits by hanging up.
 """
@@ -38,9 +38,9 @@ MAC_BYTES = 16
 MAX_FRAME = 64 << 20
 """Largest frame, in bytes, once both sides have proved that they know the secret."""
 MAX_HANDSHAKE_FRAME = 4 << 10
-"""Largest frame, in bytes, before that."""
+"""Largest frame of the handshake, in bytes."""
 MAX_ITEMS = 1 << 20
-"""Most elements of one msgpack array."""
+"""Largest number of elements in a msgpack array."""
 
 RESULT, FAILURE, EVENT = 0, 1, 2
 
@@ -74,20 +74,20 @@ class Reply(NamedTuple):
     """RESULT, FAILURE or EVENT."""
     body: Any
     sent: float = 0.0
-    """When the request was about to be sent, by this side's time.monotonic(); 0.0 is not noted."""
+    """Moment of this side's time.monotonic() before the request was sent; 0.0 if not recorded."""
     came: float = 0.0
-    """When the reply was there, before anything waited for it."""
+    """Moment of this side's time.monotonic() when the reply was received; 0.0 if not recorded."""
 
 
 class Signer:
-    """Makes the MACs of the frames of one direction, in their order."""
+    """Computes the MACs of the frames of one direction, in their order."""
 
     def __init__(self, key: bytes) -> None:
         self._keyed = hmac.new(key, digestmod="sha256")
         self._count = 0
 
     def next_mac(self, frame: bytes | memoryview) -> bytes:
-        """That of the next frame, which is given with its length before it."""
+        """Return the MAC of the next frame; `frame` includes the length before the payload."""
         mac = self._keyed.copy()
         mac.update(self._count.to_bytes(8, "big"))
         mac.update(frame)
@@ -96,8 +96,9 @@ class Signer:
 
 
 class FrameDecoder(Frames):
-    """Cuts a stream of bytes into frames. Once it has a signer, each must have the MAC that this
-    makes. StoreError for any other.
+    """Splits a stream of bytes into frames, and raises StoreError for damaged ones.
+
+    Once it has a signer, each frame must have the MAC that the signer computes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -105,7 +106,7 @@ class FrameDecoder(Frames):
         self._signer: Signer | None = None
 
     def expect(self, signer: Signer) -> None:
-        """Take frames with a MAC only from now on."""
+        """Accept only frames with the MACs of `signer` from now on."""
         self._signer, self._signature_bytes = signer, MAC_BYTES
 
     def take(self) -> bytes | None:
@@ -128,7 +129,10 @@ class FrameDecoder(Frames):
 
 
 def encode(message: object, limit: int = MAX_FRAME) -> bytes:
-    """One frame. StoreError when the message cannot be sent or exceeds the limit."""
+    """Return the message as a frame.
+
+    Raises StoreError when msgpack cannot encode it, or it exceeds `limit` bytes.
+    """
     try:
         payload = msgpack.packb(message)
     except (TypeError, ValueError, OverflowError) as error:
@@ -142,12 +146,12 @@ def encode(message: object, limit: int = MAX_FRAME) -> bytes:
 
 
 def decode(payload: bytes) -> object:
-    """The message of a frame's payload. StoreError whatever is wrong with it."""
+    """Return the message of a frame's payload. Raises StoreError for any malformed payload."""
     try:
         items = min(MAX_ITEMS, len(payload))
         return msgpack.unpackb(payload, max_array_len=items, max_map_len=0, max_ext_len=0)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        kind = type(error).__name__  # what it says may be as long as what came
+        kind = type(error).__name__  # its text may be as long as the payload
         raise StoreError(f"the bytes received are no message of a store ({kind})") from None
 
 
@@ -155,13 +159,13 @@ def decode(payload: bytes) -> object:
 
 
 def proof(secret: bytes, role: Role, server_nonce: bytes, client_nonce: bytes) -> bytes:
-    """What shows that the role knows the secret."""
+    """Return the proof (32 bytes) that the role knows the secret."""
     text = f"{MAGIC} {VERSION} {role}\0".encode() + server_nonce + client_nonce
     return hmac.digest(secret, text, "sha256")
 
 
 def is_proof(claim: bytes, secret: bytes, role: Role, server: bytes, client: bytes) -> bool:
-    """Whether the claim is the role's proof for these nonces, in constant time."""
+    """Return whether the claim is the role's proof for these nonces; compare in constant time."""
     return hmac.compare_digest(claim, proof(secret, role, server, client))
 
 
@@ -170,13 +174,15 @@ def encode_greeting(server_nonce: bytes) -> bytes:
 
 
 def encode_refusal(reason: str) -> bytes:
-    """In place of the server's greeting or verdict."""
+    """Return the frame that a server sends instead of its greeting or verdict."""
     return encode([False, reason])
 
 
 def decode_greeting(payload: bytes) -> bytes:
-    """The server's nonce. StoreError when this is no store, or one of another version, or it
-    speaks only to tell why it does not.
+    """Return the server's nonce.
+
+    Raises StoreError when the sender is no store, is one of a different version, or has refused
+    this client; the error then contains its reason.
     """
     message = decode(payload)
     _check_not_refused(message)
@@ -194,7 +200,7 @@ def decode_greeting(payload: bytes) -> bytes:
 
 
 def decode_answer(payload: bytes) -> tuple[bytes, bytes]:
-    """The client's nonce and proof."""
+    """Return the client's nonce and proof. Raises StoreError when the answer is malformed."""
     nonce, claim = _fields(decode(payload), bytes, bytes)
     if len(nonce) != NONCE_BYTES:
         raise StoreError("the client's nonce has the wrong length")
@@ -202,7 +208,7 @@ def decode_answer(payload: bytes) -> tuple[bytes, bytes]:
 
 
 def decode_verdict(payload: bytes) -> bytes:
-    """The server's proof. StoreError with the reason when it refused."""
+    """Return the server's proof. Raises StoreError, with the reason, when it has refused."""
     message = decode(payload)
     _check_not_refused(message)
     return bytes(_fields(message, bool, bytes)[1])
@@ -211,7 +217,7 @@ def decode_verdict(payload: bytes) -> bytes:
 def _check_not_refused(message: object) -> None:
     if isinstance(message, list) and message[:1] == [False]:
         reason: str = _fields(message, bool, str)[1]
-        shown = reason if reason.isprintable() else ascii(reason)  # whoever listens there wrote it
+        shown = reason if reason.isprintable() else ascii(reason)  # any process may listen there
         raise StoreError(f"it refused this process: {shown}")
 
 
@@ -219,7 +225,7 @@ def _check_not_refused(message: object) -> None:
 
 
 def encode_request(request: Request) -> bytes:
-    """A request as a frame. StoreError when an argument has the wrong type."""
+    """Return a request as a frame. Raises StoreError when an argument has the wrong type."""
     args: Sequence[object] = _fields([*request.args], *_ARGUMENTS[request.op])
     if request.op == "transact":
         compares, writes = request.args
@@ -228,7 +234,10 @@ def encode_request(request: Request) -> bytes:
 
 
 def decode_request(payload: bytes) -> Request:
-    """A request whose arguments have the port's types. StoreError when it is malformed."""
+    """Return the request, its arguments converted to the port's types.
+
+    Raises StoreError when it is malformed.
+    """
     request_id, op, args = _fields(decode(payload), int, str, list)
     if op not in _ARGUMENTS:
         raise StoreError(f"the store has no operation {op[:40]!r}")
@@ -283,7 +292,7 @@ def decode_reply(payload: bytes) -> Reply:
 
 
 def decode_failure(body: object) -> StoreError:
-    """The error that a FAILURE carries."""
+    """Return the error that a FAILURE contains."""
     kind, message = _fields(body, str, str)
     return StoreTimeout(message) if kind == "timeout" else StoreError(message)
 
@@ -296,8 +305,9 @@ def decode_event(body: object) -> Event:
 
 
 def decode_result(op: str, body: Any) -> Any:
-    """What the Store port's method returns; of a watch, an event. StoreError when the body does not
-    fit it.
+    """Return the result of the Store port's method `op`; for a watch, an event.
+
+    Raises StoreError when the body does not have the method's types.
     """
     match op:
         case "watch":
@@ -325,7 +335,10 @@ def decode_entry(body: object) -> Entry:
 
 
 def _fields(values: object, *kinds: type) -> Sequence[Any]:
-    """The list itself, if its elements have exactly these types (a bool is no int)."""
+    """Return the list if its elements have exactly these types (a bool is no int).
+
+    Raises StoreError otherwise.
+    """
     if not isinstance(values, list) or len(values) != len(kinds):
         raise StoreError("a message is malformed: it has the wrong number of fields")
     for value, kind in zip(values, kinds, strict=True):

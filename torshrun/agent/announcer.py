@@ -391,12 +391,12 @@ class Announcer:
 
     def found_of_job(self, reason: str, kind: Kind) -> None:
         """Announce as the root cause a failure of the job itself, or of what it depends on."""
+        from torshrun.failure.recognition import diagnose_job
         from torshrun.failure.root_cause import RootCause
-        from torshrun.failure.signs import of_job
 
         # What a node that was in a round is cut off from, others may know better.
         certainty: Certainty = "likely" if self._was_in_round else "certain"
-        finding = RootCause(certainty=certainty, reading=of_job(printable(reason), kind))
+        finding = RootCause(certainty=certainty, reading=diagnose_job(printable(reason), kind))
         if finding.reading.advice:
             self.say(f"what to do: {finding.reading.advice}")
         self.found(finding)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torshrun.failure.kinds import Kind
-from torshrun.failure.named import path_in, port_in
+from torshrun.failure.ports_and_paths import path_in, port_in
 from torshrun.procfs import holder, rank_of, read_stat
 from torshrun.text import printable, size
 

@@ -18,10 +18,11 @@ from torshrun.failure.asides import (
     warning,
 )
 from torshrun.failure.blocked_at import BlockedAt, from_stack, from_trace
-from torshrun.failure.by_signal import SIGNALS
+from torshrun.failure.ending_signals import SIGNALS
+from torshrun.failure.error_patterns import USAGE
 from torshrun.failure.exits import Exit, OomEvidence, how, where
 from torshrun.failure.graph import find
-from torshrun.failure.held import of_lock
+from torshrun.failure.held_locks import diagnose_lock
 from torshrun.failure.kinds import Diagnosis, Kind, of_ranks
 from torshrun.failure.last_words import (
     CRASHES,
@@ -33,10 +34,14 @@ from torshrun.failure.last_words import (
     stderr_lines,
 )
 from torshrun.failure.likeness import likeness
-from torshrun.failure.patterns import USAGE
 from torshrun.failure.rank_report import End, RankReport
+from torshrun.failure.recognition import (
+    crash_signal_in,
+    diagnose_child_death,
+    diagnose_frames,
+    diagnose_words,
+)
 from torshrun.failure.root_cause import RootCause
-from torshrun.failure.signs import by_frames, by_words, crash_in, of_child
 from torshrun.failure.suspect import Suspect, from_words
 from torshrun.failure.tables import in_a_line
 from torshrun.failure.trails import NOTHING as NOTHING_RECORDED
@@ -59,10 +64,10 @@ _WITHIN_LIBRARIES = re.compile(
 """Errors that libraries raise theirs from."""
 _LOST_PEER = Diagnosis(
     Kind.PEER_LOST,
-    "It lost a peer, or waited for one in vain, and no cause is seen here.",
+    "It lost a peer or timed out waiting for one, and this node shows no cause.",
     "See how the other ranks ended, and whether the network between them broke.",
 )
-_UNSURE = " in all likelihood (it counts such kills for the whole machine only)"
+_UNSURE = " most likely (it counts such kills only for the whole machine)"
 _TOLD_CHARS = 200
 
 
@@ -218,7 +223,7 @@ def blamed(exit_: Exit) -> Suspect | None:
         blame = from_words([error])
         if blame and blame.weak and any(map(_TO_CHILD.search, words.lines)):
             return None
-        if blame and blame.weak and not blame.ranks and by_words(words.errors, exit_.program):
+        if blame and blame.weak and not blame.ranks and diagnose_words(words.errors, exit_.program):
             return None
         if blame or not _WITHIN_LIBRARIES.match(error):
             return blame
@@ -284,21 +289,25 @@ def _diagnose(exit_: Exit) -> Diagnosis:
         return _out_of_memory(exit_, exit_.oom)
     blame = blamed(exit_)
     if blame and blame.weak:
-        return by_words(words.errors or [said], exit_.program) or _LOST_PEER
+        return diagnose_words(words.errors or [said], exit_.program) or _LOST_PEER
     if blame and blame.how == "mismatch":
         return of_ranks(Kind.MISMATCH, "", blame.text, "")
     if blame:
         return _LOST_PEER
     if exit_.signo and not exit_.raised:
-        return _by_signal(exit_, words)
+        return _diagnose_signal(exit_, words)
     impostor = exit_.rank or exit_.rival
     trace = "\n".join(words.lines)
     whole = f"{exit_.stderr.decode(errors='replace')}\n{trace}"
     if impostor > 0 and _SERVES_STORE.search(trace) and not _OF_CHILD.search(whole):
         return Diagnosis(Kind.USAGE, _TWICE_RANK_0.format(rank=impostor), _LEAVE_RANK)
-    known = of_lock(said, words.lines) if words.errors else None
-    known = known or by_words(_texts(words), exit_.program) or by_frames(words.errors, words.lines)
-    return known or _of_child(exit_, words) or _by_code(exit_, words)
+    known = diagnose_lock(said, words.lines) if words.errors else None
+    known = (
+        known
+        or diagnose_words(_texts(words), exit_.program)
+        or diagnose_frames(words.errors, words.lines)
+    )
+    return known or _diagnose_child(exit_, words) or _diagnose_exit_code(exit_, words)
 
 
 _SERVES_STORE = re.compile(
@@ -308,11 +317,11 @@ _SERVES_STORE = re.compile(
 _OF_CHILD = re.compile(r"^-- Process \d+ terminated|RemoteTraceback", re.MULTILINE)
 """Matches what was raised by a rank's child processes, whose ranks differ from the rank's own."""
 _TWICE_RANK_0 = (
-    "Two ranks wanted to serve the store of the job, which only rank 0 does: rank {rank} took "
-    "itself for rank 0."
+    "Two ranks tried to serve the job's store, which only rank 0 may do: rank {rank} behaved as "
+    "rank 0."
 )
 _LEAVE_RANK = (
-    "See where the rank comes from that init_process_group() is given, or RANK in its environment: "
+    "See where the rank given to init_process_group(), or RANK in its environment, comes from: "
     "leave it to torshrun, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."
 )
 
@@ -332,24 +341,24 @@ def _is_unsure(exit_: Exit) -> bool:
         return False
     if words.errors:
         return words.is_handled
-    known = by_words(_texts(words), exit_.program)
-    return known is not None and not by_words(_texts(words)[:1], exit_.program)
+    known = diagnose_words(_texts(words), exit_.program)
+    return known is not None and not diagnose_words(_texts(words)[:1], exit_.program)
 
 
-def _of_child(exit_: Exit, words: Words) -> Diagnosis | None:
+def _diagnose_child(exit_: Exit, words: Words) -> Diagnosis | None:
     """Return the diagnosis of a child process that it communicated with and that was gone; None if
     there was none. The child's crash may show in the worker's output.
     """
     if not any(map(_TO_CHILD.search, words.lines)):
         return None
-    return of_child(crash_in(exit_.stderr.decode("utf-8", "backslashreplace")))
+    return diagnose_child_death(crash_signal_in(exit_.stderr.decode("utf-8", "backslashreplace")))
 
 
-def _by_signal(exit_: Exit, words: Words) -> Diagnosis:
+def _diagnose_signal(exit_: Exit, words: Words) -> Diagnosis:
     if exit_.signo == signal.SIGABRT:
         if _AT_ITS_END.search("\n".join(words.lines)) and not words.frame:
             return Diagnosis(Kind.EARLY_EXIT, *_ENDED)
-        said = by_words(["\n".join(words.lines)], exit_.program)
+        said = diagnose_words(["\n".join(words.lines)], exit_.program)
         if said and said.kind in (Kind.ALLOCATION, Kind.GPU_MEMORY, Kind.SHARED_MEMORY):
             return said
     kind = Kind.CRASHED if exit_.signo in CRASHES else Kind.KILLED
@@ -358,32 +367,37 @@ def _by_signal(exit_: Exit, words: Words) -> Diagnosis:
 
 _AT_ITS_END = re.compile(r"^terminate called without an active exception", re.MULTILINE)
 _ENDED = (
-    "It had come to its end while threads of a library were still at work: no Python ran any more, "
-    "and exit code 0 was next. So it has ended too early, before the others, or without a goodbye.",
-    "Look why that script came to its end before the others': fewer batches, a return or "
+    "It had reached its end while threads of a library were still running: no Python ran any more, "
+    "and it would have returned exit code 0. It ended too early, before the other ranks or without "
+    "closing its process groups.",
+    "Find out why that script ended before the others: fewer batches, a return or "
     "sys.exit() on a condition. A barrier before the end keeps ranks together; "
-    "destroy_process_group() ends the threads of torch's groups, if nothing else holds these.",
+    "destroy_process_group() ends the threads of torch's groups, unless something else keeps them.",
 )
 
 
-def _by_code(exit_: Exit, words: Words) -> Diagnosis:
+def _diagnose_exit_code(exit_: Exit, words: Words) -> Diagnosis:
     if shows_usage(exit_) and not words.errors:
         return Diagnosis(Kind.USAGE, *USAGE)
     if words.errors:
         return Diagnosis(Kind.EXCEPTION)
     name = signal_name(exit_.code - 128) if exit_.code > 128 else ""
-    told = f"A shell gives that code when {name} killed what it ran." if name[:3] == "SIG" else ""
-    return Diagnosis(Kind.EXIT_CODE, told or _in_which_way(exit_))
+    told = (
+        f"A shell returns that code when {name} killed the command it ran."
+        if name[:3] == "SIG"
+        else ""
+    )
+    return Diagnosis(Kind.EXIT_CODE, told or _how_python_ended(exit_))
 
 
-def _in_which_way(exit_: Exit) -> str:
+def _how_python_ended(exit_: Exit) -> str:
     """Return how its Python came to end with an exit code, without an exception; "" if unknown."""
     if exit_.ending.by == "exit" and exit_.ending.is_own:
-        return "It ended itself by sys.exit(), or SystemExit: its last lines may say why."
+        return "It ended itself by sys.exit() or SystemExit: its last lines may say why."
     if exit_.ending.is_watched and not exit_.ending.by:
         return (
             "Neither an exception nor sys.exit() ended its Python: os._exit() or compiled code "
-            "did, or another program had taken its place."
+            "did, or the process had executed another program."
         )
     return ""
 
@@ -399,6 +413,6 @@ def _out_of_memory(exit_: Exit, oom: OomEvidence) -> Diagnosis:
     return Diagnosis(
         Kind.OUT_OF_MEMORY,
         f"The kernel killed {who}{surely}: out of memory ({limit}{where}{peak}).",
-        "Give the job more memory or a higher limit, or need less: smaller batches, fewer "
+        "Give the job more memory or a higher limit, or use less: smaller batches, fewer "
         "DataLoader workers, nothing kept from step to step.",
     )

@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping, Sequence
 from torshrun.failure.incident import Incident, call_of, comparable
 from torshrun.failure.kinds import Diagnosis, Kind, of_ranks
 from torshrun.failure.rank_report import RankReport
+from torshrun.failure.recognition import diagnose_words
 from torshrun.failure.root_cause import Certainty
-from torshrun.failure.signs import by_words
 from torshrun.failure.sizes import what_it_called
 from torshrun.failure.wording import Verdict, differ
 from torshrun.text import format_ranks
@@ -45,7 +45,7 @@ def _unlike_reference(claims: Sequence[RankReport]) -> Diagnosis:
     """Describe ranks that found others to have something different from theirs."""
     found = next(each for each in claims if each.blame and each.blame.ranks)
     assert found.blame
-    what = f"rank {found.rank} has something else than {format_ranks(found.blame.ranks)}"
+    what = f"rank {found.rank} has something different from {format_ranks(found.blame.ranks)}"
     reading = differ((), {})
     return Diagnosis(reading.kind, f"{what}: {found.blame.text}.", reading.advice)
 
@@ -64,7 +64,7 @@ def _noted(case: Incident, claims: Sequence[RankReport]) -> Mapping[int, str]:
 def _fault(calls: Mapping[int, str]) -> Diagnosis:
     """Describe the only rank that all say did something wrong."""
     ((rank, what),) = calls.items()
-    known = by_words([what], "")
+    known = diagnose_words([what], "")
     kind, advice = (known.kind, known.advice) if known else (Kind.MISMATCH, "")
     return Diagnosis(kind, f"rank {rank}: {what}.", advice)
 

@@ -12,7 +12,7 @@ from torshrun.signals import exit_code, signal_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomEvidence:
-    """Signs that the kernel killed processes for want of memory while the workers ran."""
+    """Signs that the kernel killed processes for lack of memory while the workers ran."""
 
     ours: bool
     """True if they were in the launcher's own cgroup; otherwise anywhere on this machine."""

@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 
 from torsh_runtime.monitoring.flight import in_words, named
 from torshrun.failure import (
-    between_two,
-    counted,
     disagreement,
-    held,
-    meeting,
-    nodes,
-    own,
+    group_creation,
+    held_locks,
+    lost_nodes,
+    manual_barriers,
+    missing_files,
+    missing_ranks,
+    own_failures,
+    pairwise_waits,
     relayed,
-    unmade,
-    waiting,
 )
 from torshrun.failure.incident import Incident, call_of
 from torshrun.failure.kinds import Kind, of_ranks
@@ -102,7 +102,7 @@ def _left(case: Incident) -> Verdict | None:
     done = {each.rank for each in case.witnesses if each.end == "done"}
     if not done or not (lost or (case.followers and not case.away)):
         return None
-    return waiting.ended_too_early(case, done)
+    return missing_ranks.ended_too_early(case, done)
 
 
 def _weak(case: Incident) -> Verdict | None:
@@ -124,7 +124,7 @@ def _suspected(case: Incident, suspects: Sequence[RankReport]) -> Verdict | None
     reading, ranks = suspects[0].reading, [each.rank for each in suspects]
     if reading.kind in (Kind.PEER_LOST, Kind.STOPPED):
         meets = call_of(suspects[0]) == "init_process_group"
-        why = meeting.NOT_MET if meets else "no end of another rank explains that"
+        why = group_creation.NOT_MET if meets else "no end of another rank explains that"
         reading = of_ranks(Kind.NETWORK, format_ranks(ranks), "", "", why)
     return Verdict(ranks, certainty, reading)
 
@@ -150,31 +150,31 @@ def _no_progress(case: Incident) -> Verdict:
 
 
 _JUDGES: Sequence[Callable[[Incident], Verdict | None]] = (
-    unmade.not_made,
-    unmade.taken_away,
-    unmade.given_up,
-    held.held,
-    counted.gave_up,
+    missing_files.creation_failed,
+    missing_files.removed_too_early,
+    missing_files.gave_up_waiting,
+    held_locks.contended_lock,
+    manual_barriers.barrier_gave_up,
     relayed.relayed,
-    own.own_failure,
+    own_failures.own_failure,
     _frozen,
     _astray,
     disagreement.disagreement,
     disagreement.unread,
-    waiting.cleaning,
-    between_two.holding,
-    counted.still_count,
-    unmade.unmade,
-    unmade.unset,
-    waiting.pointed_at,
+    missing_ranks.in_cleanup,
+    pairwise_waits.lock_holder_waits,
+    manual_barriers.barrier_still_waits,
+    missing_files.never_created,
+    missing_files.unset_key,
+    missing_ranks.blamed_by_others,
     _left,
-    nodes.silent,
-    between_two.unmet,
-    waiting.circle,
-    waiting.absent,
+    lost_nodes.silent_nodes,
+    pairwise_waits.unmatched_messages,
+    missing_ranks.circular_wait,
+    missing_ranks.absent_ranks,
     _weak,
-    meeting.meeting,
-    waiting.elsewhere,
+    group_creation.stuck_group_creation,
+    missing_ranks.different_collectives,
     _alone,
     _unexplained,
 )

@@ -1,4 +1,4 @@
-"""Names the sorts of failure, and words those that show in what several ranks did. Pure."""
+"""Names the kinds of failure, and describes those that show in what several ranks did. Pure."""
 
 from __future__ import annotations
 
@@ -94,31 +94,31 @@ def of_ranks(kind: Kind, who: str, call: str, others: str, what: str = "") -> Di
 _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
     Kind.MISSING: (
         "{others} waited in {call} for {who}, which did not come.",
-        "Every rank must make the same calls of collectives: see where it stood instead, and look "
-        "for a condition on the rank, a skipped or missing batch, or slow work (a save, an "
-        "evaluation) that takes longer than the others' timeout.",
+        "Every rank must call the same collectives: see where it was instead, and look for a "
+        "condition on the rank, a skipped or missing batch, or slow work (a save, an evaluation) "
+        "that takes longer than the others' timeout.",
     ),
     Kind.SLOW: (
         "{others} waited in {call} for {who}, which did not come: it was still computing.",
-        "See how much it had to do where it stood, and how much the others: spread the work "
-        "evenly, do it before the job, or give the others a longer timeout. If that never ends, it "
-        "is a loop there that does not.",
+        "Compare its work at that place with the others': spread the work evenly, do it before the "
+        "job, or give the others a longer timeout. If it never ends, look for an endless loop "
+        "there.",
     ),
     Kind.EXCEPTION: (
-        "A thread of {who} had ended by an exception ({what}), and {others} waited in {call}.",
-        "What that thread was to do is done by nobody: have it hand its exception to the main "
-        "thread (a queue, concurrent.futures), so that the rank ends.",
+        "A thread of {who} had ended with an exception ({what}), and {others} waited in {call}.",
+        "Nothing does that thread's work any more: let it pass its exception to the main thread (a "
+        "queue, concurrent.futures), so that the rank ends.",
     ),
     Kind.EARLY_EXIT: (
         "{who} ended too early: with exit code 0, while {others} still needed it ({call}).",
-        "Look why that script came to its end before the others': fewer batches (uneven data; "
+        "Find out why that script ended before the others: fewer batches (uneven data; "
         "drop_last, or DDP's join()), a return or sys.exit() on a condition, a caught exception. "
         "A barrier before the end keeps ranks together.",
     ),
     Kind.FROZEN: (
         "The process of {who} was stopped (SIGSTOP or a debugger), and {others} waited for it "
         "({call}).",
-        "`kill -CONT PID` lets it go on; look who stopped it: a debugger, a scheduler that "
+        "`kill -CONT PID` continues it; find out what stopped it: a debugger, a scheduler that "
         "suspends jobs, Ctrl-Z in a shell, a frozen container.",
     ),
     Kind.MISMATCH: (
@@ -141,7 +141,7 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
         "{who} was lost: {what}. Its agent or its machine was stopped or killed, or the network "
         "to it broke.",
         "See whether the machine is up and what its own torshrun wrote last; dmesg and the "
-        "scheduler's log tell of kills and reboots, torshctl doctor of the network.",
+        "scheduler's log show kills and reboots, torshctl doctor examines the network.",
     ),
     Kind.UNREACHABLE: (
         "{who} was lost: {what}. Ranks that waited for it saw no connection closed: most likely "
@@ -151,12 +151,12 @@ _OF_RANKS: Mapping[Kind, tuple[str, str]] = {
     ),
     Kind.NETWORK: (
         "Connections of {who} broke or did not carry anything: {what}.",
-        "See with whom it spoke (its traceback): another rank, a service, a host that is gone. "
+        "See what it communicated with (its traceback): another rank, a service, a lost host. "
         "torshctl doctor examines the network between nodes; a slow one needs longer timeouts.",
     ),
     Kind.HUNG: (
         "{who} made no progress, and waited for {what}.",
-        "See where its code stands: who is to give it what it waits for there (a lock, another "
+        "See where its code waits: what should provide what it waits for there (a lock, another "
         "process, a file or its server, a service, a device), and is there a timeout?",
     ),
 }

@@ -1,4 +1,4 @@
-"""Detects whether the kernel killed something for want of memory: its counters, before and after.
+"""Detects whether the kernel killed something for lack of memory: its counters, before and after.
 
 A cgroup counts the kills of its own processes: memory.events in version 2, memory.oom_control in
 version 1. Where neither can be read, /proc/vmstat counts them for the whole machine.
@@ -48,7 +48,7 @@ class MemoryWatch:
 
 
 def _kills(cgroup: Cgroup) -> int | None:
-    """Return how many of its processes were ever killed for want of memory; None if unknown."""
+    """Return how many of its processes were ever killed for lack of memory; None if unknown."""
     file = "memory.events" if cgroup.version == 2 else "memory.oom_control"
     return field(cgroup.text(file), "oom_kill")
 

@@ -25,9 +25,9 @@ _HEADER = "Traceback (most recent call last):"
 _GROUPS = 6
 _FATES = {
     "lost": "lost a peer",
-    "late": "waited in vain",
+    "late": "timed out waiting",
     "mismatch": "disagreed with others",
-    "unread": "could not read what came",
+    "unread": "could not read a message",
 }
 
 

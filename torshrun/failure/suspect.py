@@ -77,7 +77,7 @@ def _told(how: How, op: str, whom: tuple[int, ...], calls: Mapping[int, str]) ->
     if how == "mismatch":
         return ", ".join(f"rank {rank}: {call}" for rank, call in calls.items())
     during = f" in {op}" if op else ""
-    return f"lost {who}{during}" if how == "lost" else f"waited{during} for {who}, in vain"
+    return f"lost {who}{during}" if how == "lost" else f"timed out{during} waiting for {who}"
 
 
 def _is_rank(value: object) -> bool:

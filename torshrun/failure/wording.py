@@ -69,7 +69,7 @@ def with_debugging(case: Incident, reading: Diagnosis) -> Diagnosis:
     return reading._replace(advice=f"{reading.advice} {_DEBUGGING}".strip())
 
 
-_DEBUGGING = "TORCH_DISTRIBUTED_DEBUG=DETAIL has torch name both calls."
+_DEBUGGING = "With TORCH_DISTRIBUTED_DEBUG=DETAIL torch names both calls."
 
 
 def with_backward(reading: Diagnosis) -> Diagnosis:
@@ -103,12 +103,12 @@ def full_call(witness: RankReport) -> str:
 
 
 def does(witness: RankReport) -> str:
-    """Tell where it stood, or how it ended: "rank 0 stood in barrier, at train.py:6"."""
+    """Say where it was, or how it ended: "rank 0 was in barrier, at train.py:6"."""
     if witness.end == "done":
         return f"rank {witness.rank} had ended with {witness.how}"
     if witness.standing:
-        return f"rank {witness.rank} stood {witness.standing}"
-    return f"rank {witness.rank} stood at a place that is not known"
+        return f"rank {witness.rank} was {witness.standing}"
+    return f"it is not known where rank {witness.rank} was"
 
 
 def listed(calls: Mapping[int, str]) -> str:
@@ -168,9 +168,9 @@ def _place(witness: RankReport) -> Iterable[str]:
     if witness.is_frozen:
         yield "the process was stopped (state T)"
     elif witness.end == "done":
-        yield f"ended unasked with {witness.how}"
+        yield f"ended by itself with {witness.how}"
     elif witness.standing and (witness.end == "stopped" or witness.blame or _is_of_mesh(witness)):
-        yield f"stood {witness.standing}"
+        yield f"{witness.standing}"
 
 
 def _is_of_mesh(witness: RankReport) -> bool:

@@ -32,7 +32,7 @@ class GpuUsage(NamedTuple):
     busiest: float | None
     """The part of the last second in which the busiest one ran kernels, 0 to 1; None is unknown."""
     is_throttled: bool
-    """True if one of them is slowed down by heat or for want of power."""
+    """True if one of them is slowed down by heat or for lack of power."""
 
 
 UNKNOWN = GpuUsage(None, is_throttled=False)

@@ -1,7 +1,7 @@
 /* Detects that a worker will run no more, before its process has ended. The kernel reports the end
  * only once the memory is freed, which takes the better part of a second for some gigabytes. So the
  * keeper looks at its workers: when it gets SIGCHLD, which workers also send if they notice that a
- * peer is ending (csrc/transport/shm/vitals.cpp), and from time to time, as not all are watched. */
+ * peer is ending (csrc/transport/shm/liveness.cpp), and from time to time, as not all are watched. */
 #pragma once
 #include <dirent.h>
 #include <fcntl.h>

@@ -105,7 +105,7 @@ class Hosts:
         history, _, last = self._losses[host]
         if history.streak >= MOST_LOSSES and not needed:
             return last + REFUSED_SECONDS
-        most = self._settings.join_timeout / 2  # the job must not end for want of this node
+        most = self._settings.join_timeout / 2  # the job must not end for lack of this node
         return last + min(pause(self._settings.interval, history, 0.5), most)
 
     def why(self, host: str, until: float, now: float) -> str:

@@ -115,7 +115,8 @@ def _chosen_by_rank(
             del holders[row.fixed_rank]
             waiting.append((row.node, f"there is no node rank {row.fixed_rank} (--node-rank)"))
         elif holder is not row:
-            why = f"node rank {row.fixed_rank} (--node-rank) is taken by {view.name(holder.node)}"
-            waiting.append((row.node, why))
+            taken = f"node rank {row.fixed_rank} (--node-rank) is taken by {view.name(holder.node)}"
+            way_out = "give each node its own --node-rank, or all of them --rdzv-backend c10d"
+            waiting.append((row.node, f"{taken}: {way_out}"))
     dense = [holders[rank] for rank in sorted(holders) if rank < len(holders)]
     return (dense, waiting) if len(dense) == len(holders) else ([], waiting)

@@ -1,4 +1,4 @@
-"""A server lets three ranks have the tokenizer and refuses the fourth, which asks again in vain.
+"""A server lets three ranks have the tokenizer and refuses the fourth, whose retries all fail.
 
 nproc: 4
 culprit: 3

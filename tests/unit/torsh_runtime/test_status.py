@@ -43,9 +43,9 @@ class World:
             native_group(self.descriptor, rank, [os.getpid()] * 2, page.next_record(number), number)
             for rank, page in enumerate(pages)
         ]
-        other = threading.Thread(target=self.groups[1].meet, args=(SOON,))
+        other = threading.Thread(target=self.groups[1].handshake, args=(SOON,))
         other.start()
-        self.groups[0].meet(SOON)
+        self.groups[0].handshake(SOON)
         other.join(SOON)
 
     def both(self, call: str, *arguments: object) -> None:
@@ -152,7 +152,7 @@ def be_rank(rank: int, pids: list[int], descriptor: int, path: str) -> None:
     assert page is not None
     group = native_group(descriptor, rank, pids, page.next_record(0))
     arrays = np.ones(1, np.float32), np.ones(2, np.float64)
-    group.meet(SOON)
+    group.handshake(SOON)
     for number in itertools.count():
         group.all_reduce(arrays[number % 2], (ReduceOp.MIN, ReduceOp.MAX)[number % 2], SOON, False)
 

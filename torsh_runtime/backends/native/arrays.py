@@ -22,7 +22,7 @@ SWITCH = "TORSH_SHARE_ARRAYS"
 _KEPT = 16
 """A rank keeps so much of its share of the machine's memory for arrays to come: one part of 16."""
 _UNLIKE_REGIONS = 1 << 63
-"""Regions are counted from 1, and an arena is a region with another number."""
+"""Regions are counted from 1, and the shared heap is a region with another number."""
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:

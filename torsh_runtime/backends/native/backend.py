@@ -122,7 +122,7 @@ class NativeBackend(Backend):
         places = range(len(local))
         node = Node(local, meeting.pids, meeting.neighbours, pool, places, peers, name)
         made = cls(group, callbacks, rank, world_size, node, settings, own)
-        return made._met(store, deadline)
+        return made._connected(store, deadline)
 
     def subgroup(
         self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
@@ -154,14 +154,14 @@ class NativeBackend(Backend):
             _native.abandon(memory, rank, len(ranks), rank)
             post_abort(store, rank, error)
             raise
-        return made._met(store, deadline, self._group.has_reach)
+        return made._connected(store, deadline, self._group.has_cross_memory)
 
-    def _met(
-        self, store: MeetingStore, deadline: float, known_reach: bool | None = None
+    def _connected(
+        self, store: MeetingStore, deadline: float, known_cross_memory: bool | None = None
     ) -> NativeBackend:
         """Return this backend once all ranks are there."""
         try:
-            self._group.meet(max(deadline - time.monotonic(), 0.001), known_reach)
+            self._group.handshake(max(deadline - time.monotonic(), 0.001), known_cross_memory)
         except BaseException as error:
             self.close()
             if isinstance(error, CommAborted | PeerLost):

@@ -121,7 +121,7 @@ def group_of(
             recording=recording.memory if recording is not None else None,
             place=recording.next_place() if recording is not None else 0,
             number=number,
-            numbers=peers.numbers,
+            job_ranks=peers.numbers,
             stage=stage_native,
             failure=partial(comm_error, peers),
             complete=COMPLETED,

@@ -34,33 +34,35 @@ def meet_in_memory(
     """
     board = BootstrapStore(store, rank, timeout, BackendType.NATIVE)
     digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_BYTES).digest()
-    gathering = None
+    formation = None
     try:
-        gathering = _gathering(pool, digest, rank, members, num_bytes)
-        while gathering.wait(min(board.remaining(), SLICE)) is None:
-            _look_around(board, store, gathering)
-            if any(_is_in_store(store, peer) for peer in gathering.missing()):
+        formation = _start(pool, digest, rank, members, num_bytes)
+        while formation.wait(min(board.remaining(), SLICE)) is None:
+            _look_around(board, store, formation)
+            if any(_is_in_store(store, peer) for peer in formation.missing()):
                 break
-        gathering.leave()
-        memory = gathering.take()
+        formation.leave()
+        memory = formation.take()
         if memory is None:
             board.look_around()  # somebody may have given up
         return memory
     except BaseException as error:
-        if gathering is not None:
-            _abandon(gathering, rank, len(members))
+        if formation is not None:
+            _abandon(formation, rank, len(members))
         post_abort(store, rank, error)
         raise
 
 
-def _look_around(board: BootstrapStore, store: MeetingStore, gathering: _native.Gathering) -> None:
+def _look_around(
+    board: BootstrapStore, store: MeetingStore, formation: _native.GroupFormation
+) -> None:
     """Raise what says that there is nothing to wait for any more."""
-    for peer in gathering.ended():
+    for peer in formation.ended():
         raise PeerLost(peer, "init_process_group", 0)
     with suppress(StoreError):  # which tells nothing; the memory goes on
         board.look_around()
     if board.has_passed():
-        raise board.too_late(gathering.missing() or [0])  # the first one decides
+        raise board.too_late(formation.missing() or [0])  # the first one decides
 
 
 def _is_in_store(store: MeetingStore, peer: int) -> bool:
@@ -69,19 +71,19 @@ def _is_in_store(store: MeetingStore, peer: int) -> bool:
     return False
 
 
-def _abandon(gathering: _native.Gathering, rank: int, ranks: int) -> None:
+def _abandon(formation: _native.GroupFormation, rank: int, ranks: int) -> None:
     """Leave, or if the others have gone on with this rank already have them find it gone."""
-    gathering.leave()
-    memory = gathering.take()
+    formation.leave()
+    memory = formation.take()
     if memory is not None:
         _native.abandon(memory, rank, ranks, rank)
 
 
-def _gathering(
+def _start(
     pool: _native.SegmentPool, digest: bytes, rank: int, members: Sequence[int], num_bytes: int
-) -> _native.Gathering:
+) -> _native.GroupFormation:
     try:
-        return pool.gather(digest, members, num_bytes)
+        return pool.form_group(digest, members, num_bytes)
     except RuntimeError as error:  # there is no memory
         raise BackendUnavailable(
             f"the native backend on rank {rank}", f"The system refused: {error}"

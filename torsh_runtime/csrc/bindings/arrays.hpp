@@ -5,17 +5,17 @@
 
 #include <memory>
 
-#include "transport/shm/arena.hpp"
+#include "transport/shm/shared_heap.hpp"
 
 namespace torsh::python {
 
 namespace nb = nanobind;
 
-// While it lives, and this thread's context, numpy's data of new large arrays lie in the arena (NEP 49).
+// During its lifetime numpy allocates new large arrays of this thread's context in the shared heap (NEP 49).
 class SharedArrays {
  public:
   // Throws std::system_error without memory for it.
-  explicit SharedArrays(const shm::ArenaSetup& setup);
+  explicit SharedArrays(const shm::SharedHeapSetup& setup);
   // Whether there are none yet and numpy has its own allocator here: another one is its user's choice.
   static bool possible();
 
@@ -24,7 +24,7 @@ class SharedArrays {
   void end();
 
  private:
-  std::shared_ptr<shm::Arena> arena_;
+  std::shared_ptr<shm::SharedHeap> heap_;
   nb::object handler_;
 };
 

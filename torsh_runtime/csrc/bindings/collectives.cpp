@@ -13,7 +13,7 @@ constexpr std::size_t most_packed = 1 << 20;
 // where ranks take turns on processors and most where messages travel; but packing costs copies.
 std::size_t packed_limit(Group& group) {
   if (!group.in_node()) return 64 << 10;
-  return group.channel().is_roomy() ? 8 << 10 : 32 << 10;
+  return group.channel().has_cpu_per_rank() ? 8 << 10 : 32 << 10;
 }
 
 across::ReduceSpec reduction(nb::handle op, Elements dtype) {

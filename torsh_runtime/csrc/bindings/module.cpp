@@ -82,7 +82,7 @@ void bind_tuning(nb::module_& m) {
 void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes, const SegmentMemory& segment, const Tuning& tuning,
                 const std::vector<int>& pids, int neighbours, const std::vector<std::vector<int>>& links,
                 double heartbeat, int strategy, const Limits& limits, nb::handle record, nb::handle recording,
-                std::size_t place, std::uint32_t number, const std::vector<int>& numbers, nb::object stage, nb::object failure,
+                std::size_t place, std::uint32_t number, const std::vector<int>& job_ranks, nb::object stage, nb::object failure,
                 nb::object complete, nb::object begun) {
   GroupSetup setup;
   for (const std::vector<int>& sockets : links) {
@@ -97,13 +97,13 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
     setup.layout.node = static_cast<int>(node);
     setup.node.rank = static_cast<int>(found - nodes[node].begin());
   }
-  setup.node.names = setup.layout.local();
-  if (setup.node.names.size() != pids.size()) throw nb::value_error("there must be a process for each rank of the node");
+  setup.node.group_ranks = setup.layout.local();
+  if (setup.node.group_ranks.size() != pids.size()) throw nb::value_error("there must be a process for each rank of the node");
   setup.node.memory = segment.base;
   setup.node.pids = pids;
   setup.node.tuning = tuning;
   setup.node.group = number;
-  setup.numbers = numbers;
+  setup.job_ranks = job_ranks;
   setup.node.world = static_cast<std::uint32_t>(setup.layout.ranks());
   setup.node.neighbours = neighbours;
   setup.heartbeat = heartbeat;
@@ -116,10 +116,10 @@ void make_group(Rank* self, int rank, const std::vector<std::vector<int>>& nodes
 void bind_group(nb::module_& m) {
   auto group = nb::class_<Rank>(m, "Group")
       .def("__init__", &make_group, "rank"_a, "nodes"_a, "segment"_a, "tuning"_a, "pids"_a,
-           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "recording"_a.none(), "place"_a, "number"_a, "numbers"_a = std::vector<int>(), "stage"_a, "failure"_a,
+           "neighbours"_a, "links"_a, "heartbeat"_a, "strategy"_a, "limits"_a, "record"_a.none(), "recording"_a.none(), "place"_a, "number"_a, "job_ranks"_a = std::vector<int>(), "stage"_a, "failure"_a,
            "complete"_a, "begun"_a)
-      .def("meet", &Rank::meet, "timeout"_a, "known_reach"_a.none() = nb::none())
-      .def_prop_ro("has_reach", &Rank::has_reach)
+      .def("handshake", &Rank::handshake, "timeout"_a, "known_cross_memory"_a.none() = nb::none())
+      .def_prop_ro("has_cross_memory", &Rank::has_cross_memory)
       .def_prop_ro("held_bytes", &Rank::held_bytes)
       .def_prop_ro("failed", &Rank::failed)
       .def("all_come", &Rank::all_come)

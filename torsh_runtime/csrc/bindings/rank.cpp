@@ -67,8 +67,8 @@ Rank::~Rank() {
   }
 }
 
-void Rank::meet(double timeout, std::optional<bool> known_reach) {
-  guarded([&] { group_->meet(timeout, known_reach); });
+void Rank::handshake(double timeout, std::optional<bool> known_cross_memory) {
+  guarded([&] { group_->handshake(timeout, known_cross_memory); });
 }
 
 void Rank::abort() {

@@ -50,10 +50,10 @@ class Rank {
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
 
-  // The ranks' first meeting: returns when all are there. timeout in seconds.
-  void meet(double timeout, std::optional<bool> known_reach);
-  // Whether those of this node can read each other's memory, once they have met.
-  bool has_reach() const { return group_->channel().reach().allowed(); }
+  // The ranks' first operation; returns when all are there. timeout in seconds.
+  void handshake(double timeout, std::optional<bool> known_cross_memory);
+  // Whether the ranks of this node can read each other's memory, known after the handshake.
+  bool has_cross_memory() const { return group_->channel().cross_memory().allowed(); }
   std::size_t held_bytes() const { return group_->held_bytes(); }
   bool failed() const { return group_->failed(); }
 

@@ -17,7 +17,7 @@
 #include "common/clock.hpp"
 #include "common/failure.hpp"
 #include "rpc/hub.hpp"
-#include "transport/shm/reach.hpp"
+#include "transport/shm/cross_memory.hpp"
 
 namespace torsh::python {
 namespace {

@@ -18,25 +18,25 @@
 namespace torsh::python {
 namespace {
 
-using shm::Gathering;
+using shm::GroupFormation;
 using shm::SegmentPool;
 using shm::Tuning;
-using shm::Verdict;
+using shm::Decision;
 using Memory = std::shared_ptr<std::byte>;
 using namespace nb::literals;
 
 std::size_t segment_bytes(int ranks, const Tuning& tuning) { return shm::Segment::bytes_for(ranks, shm::slot_bytes(tuning)); }
 
-std::unique_ptr<Gathering> gather(const std::shared_ptr<SegmentPool>& pool, nb::bytes name, std::vector<int> members, std::size_t bytes) {
+std::unique_ptr<GroupFormation> form_group(const std::shared_ptr<SegmentPool>& pool, nb::bytes name, std::vector<int> members, std::size_t bytes) {
   std::array<std::uint64_t, 2> digest{};
   if (name.size() != sizeof digest) throw nb::value_error("the name must be a digest of 16 bytes");
   std::memcpy(digest.data(), name.c_str(), sizeof digest);
-  return std::make_unique<Gathering>(pool, digest, std::move(members), bytes);
+  return std::make_unique<GroupFormation>(pool, digest, std::move(members), bytes);
 }
 
 // None while it is open.
-std::optional<bool> wait(Gathering& self, double seconds) {
-  const Verdict verdict = [&] {
+std::optional<bool> wait(GroupFormation& self, double seconds) {
+  const Decision decision = [&] {
     try {
       const WithoutGil unlocked;
       return self.wait(seconds, interrupted);
@@ -44,8 +44,8 @@ std::optional<bool> wait(Gathering& self, double seconds) {
       throw nb::python_error();
     }
   }();
-  if (verdict == Verdict::open) return std::nullopt;
-  return verdict == Verdict::here;
+  if (decision == Decision::open) return std::nullopt;
+  return decision == Decision::here;
 }
 
 }  // namespace
@@ -64,17 +64,17 @@ void bind_segments(nb::module_& m) {
              if (rank < 0 || static_cast<std::size_t>(rank) >= pids.size()) throw nb::value_error("rank is none of the pids");
              return SegmentPool::make({file, offset, stride, rank, pids});
            }), "file"_a, "offset"_a, "stride"_a, "rank"_a, "pids"_a)
-      .def("gather", &gather);
-  nb::class_<Gathering>(m, "Gathering")
+      .def("form_group", &form_group);
+  nb::class_<GroupFormation>(m, "GroupFormation")
       .def("wait", &wait)
-      .def("missing", &Gathering::missing)
-      .def("ended", &Gathering::ended)
-      .def("take", [](Gathering& self) -> std::optional<SegmentMemory> {
+      .def("missing", &GroupFormation::missing)
+      .def("ended", &GroupFormation::ended)
+      .def("take", [](GroupFormation& self) -> std::optional<SegmentMemory> {
         Memory memory = self.take();
         if (!memory) return std::nullopt;
         return SegmentMemory{std::move(memory)};
       })
-      .def("leave", &Gathering::leave);
+      .def("leave", &GroupFormation::leave);
 }
 
 }  // namespace torsh::python

@@ -44,7 +44,7 @@ Group::Group(GroupSetup setup)
     : layout_(setup.layout),
       ranks_(setup.layout.ranks()),
       interrupted_(setup.interrupted),
-      numbers_(setup.numbers),
+      job_ranks_(setup.job_ranks),
       control_(control(setup)),
       channel_(node_of(setup), hooks()),
       messages_(messenger(setup)),
@@ -72,14 +72,14 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
   MessengerSetup made;
   shm::Segment& segment = channel_.segment();
   made.rank = layout_.rank;
-  made.bell = std::make_unique<shm::Bell>(segment.area(channel_.rank()).bell);
+  made.wakeup = std::make_unique<shm::WakeupSocket>(segment.area(channel_.rank()).wakeup);
   made.streams.resize(static_cast<std::size_t>(ranks_));
   for (int index = 0; index < channel_.ranks(); ++index) {
     const int peer = layout_.local()[static_cast<std::size_t>(index)];
     if (peer == layout_.rank) continue;
     made.streams[static_cast<std::size_t>(peer)].push_back(std::make_unique<shm::RingStream>(
-        segment.ring(channel_.rank(), index), segment.ring(index, channel_.rank()), segment.ring_capacity(), *made.bell,
-        segment.area(index).bell));
+        segment.ring(channel_.rank(), index), segment.ring(index, channel_.rank()), segment.ring_capacity(), *made.wakeup,
+        segment.area(index).wakeup));
   }
   for (std::size_t peer = 0; peer < setup.links.size(); ++peer) {
     for (std::size_t lane = 1; lane < setup.links[peer].size(); ++lane) {
@@ -95,21 +95,20 @@ std::unique_ptr<Messenger> Group::messenger(GroupSetup& setup) {
   made.threads_have_cpus = [this] { return channel_.threads_have_cpus(); };
   made.alarm = control_ ? control_->descriptor() : -1;
   made.check = [this] { check(); };
-  made.standing = [this](int peer) { return standing(peer); };
+  made.peer_state = [this](int peer) { return peer_state(peer); };
   made.failed = [this](const Failure& failure) {
     if (!channel_.failed()) channel_.end(judge(failure));
   };
   return std::make_unique<Messenger>(std::move(made));
 }
 
-// There is a processor to wait on if each rank has one for itself, and the program does not compute
-// on it meanwhile.
+// A waiting thread may use the CPU if each rank has one for itself and the program does not compute on it meanwhile.
 Idling Group::idling() const {
   if (queue_.is_here() && !queue_.is_awaited()) return Idling::sleep;
-  return channel_.is_roomy() ? Idling::spin : Idling::yield;
+  return channel_.has_cpu_per_rank() ? Idling::spin : Idling::yield;
 }
 
-// Messages under way end with a group that somebody else has ended.
+// Current messages end with a group that another rank has ended.
 void Group::begin(std::optional<shm::Channel::Operation>& under_way, const Call& call, double timeout, bool background) {
   try {
     under_way.emplace(channel_, call, timeout, background);
@@ -129,9 +128,9 @@ across::Team& Group::team() {
   return team_;
 }
 
-void Group::meet(double timeout, std::optional<bool> known_reach) {
-  const auto meeting = [known_reach](Group& group) {
-    in_node::meet(group.channel(), known_reach);
+void Group::handshake(double timeout, std::optional<bool> known_cross_memory) {
+  const auto meeting = [known_cross_memory](Group& group) {
+    in_node::handshake(group.channel(), known_cross_memory);
     if (!group.in_node()) across::barrier(group.team());
   };
   execute(Call{.kind = OpKind::barrier}, meeting, timeout, false);
@@ -145,7 +144,7 @@ void Group::add_region(std::byte* base, std::size_t stride, std::size_t bytes, d
     channel.regions().add(++regions_, channel.rank(), bytes, std::move(bases));
     Barrier()(group);
   };
-  // So that ranks which want different sizes disagree.
+  // Makes ranks that want different sizes disagree.
   const Call call{.kind = OpKind::barrier, .dtype = DType::uint8, .dims = 1, .count = bytes, .shape = {bytes}};
   perform(call, add, timeout);
 }
@@ -163,7 +162,7 @@ bool Group::all_come() {
   return came;
 }
 
-// A rank that only ever finds its messages there looks around nowhere else.
+// A rank that always finds its messages there would check for failures nowhere else.
 void Group::check_message(int peer, const Label& label) {
   channel_.check_fork();
   guarded_message(peer, label, [&] { channel_.check_abort(); });
@@ -209,7 +208,7 @@ void Group::wait(const TransferPtr& transfer, double deadline, double timeout) {
   wait.tell(*transfer);
 }
 
-// Whether it is done in time; notes a wait that takes long, for who looks at the status page.
+// Returns whether it is done in time. Notes a long wait for readers of the status page.
 bool Group::is_over(const TransferPtr& transfer, double until) {
   if (messages_->wait_until({&transfer, 1}, std::min(until, now() + quiet))) return true;
   if (now() >= until || transfer->label().purpose == Purpose::collective) return messages_->wait_until({&transfer, 1}, until);
@@ -234,8 +233,8 @@ void Group::note_wait(const Transfer& transfer) {
     label.any_tag = true;
     if (const TransferPtr other = messages_->probe_now(peer, label)) instead = other->header().tag;
   }
-  const bool is_known = static_cast<std::size_t>(peer) < numbers_.size();
-  const int number = is_known ? numbers_[static_cast<std::size_t>(peer)] : peer;
+  const bool is_known = static_cast<std::size_t>(peer) < job_ranks_.size();
+  const int number = is_known ? job_ranks_[static_cast<std::size_t>(peer)] : peer;
   if (number < 0) return;  // of another job
   channel_.progress().await(transfer.sending() ? OpKind::send : OpKind::recv, number, tag, instead);
 }
@@ -271,7 +270,7 @@ bool Group::wait_for(const JobPtr& job, double until) {
   return true;
 }
 
-// A caller who waits for its own operation gives the group up when it is interrupted.
+// A caller that is interrupted while it waits for its own operation gives up the group.
 void Group::finish(const JobPtr& job) {
   try {
     wait_for(job, std::numeric_limits<double>::infinity());
@@ -283,7 +282,7 @@ void Group::finish(const JobPtr& job) {
   job->result();
 }
 
-// Of an aborted group: until the job's buffers are the caller's again, which is soon.
+// Waits until the buffers of an aborted job are the caller's again, which is soon.
 void Group::let_end(const JobPtr& job) {
   while (!job->wait_until(now() + nap)) {
   }
@@ -292,7 +291,7 @@ void Group::let_end(const JobPtr& job) {
 void Group::watch_neighbours() {
   std::vector<shm::Watched> others = channel_.watched();
   if (others.empty()) return;
-  vitals_.emplace(channel_.segment().area(channel_.rank()).life, std::move(others), [this] {
+  liveness_.emplace(channel_.segment().area(channel_.rank()).liveness, std::move(others), [this] {
     channel_.alarm();
     messages_->alarm();
   });
@@ -308,7 +307,7 @@ void Group::check() {
   check_neighbours();
 }
 
-// Ranks of this node that have ended, or left, and that somebody here waits for.
+// Fails the group for ranks of this node that have ended or left and that some thread here waits for.
 void Group::check_neighbours() {
   std::vector<int> ended = channel_.dead();
   for (const int peer : messages_->awaited(true)) {
@@ -329,14 +328,14 @@ void Group::check_neighbours() {
   }
 }
 
-Standing Group::standing(int peer) {
+PeerState Group::peer_state(int peer) {
   const int index = neighbour(peer);
-  if (index < 0) return control_->standing(peer);
-  if (contains(channel_.dead(), index)) return Standing::lost;
-  return channel_.has_left(index) ? Standing::left : Standing::present;
+  if (index < 0) return control_->peer_state(peer);
+  if (contains(channel_.dead(), index)) return PeerState::lost;
+  return channel_.has_left(index) ? PeerState::left : PeerState::present;
 }
 
-// Of ranks that wait for each other in a collective the one to blame is the one that never came.
+// Among ranks that wait for each other in a collective, the one to blame is the one that never came.
 Failure Group::judge(Failure failure) {
   const bool is_message = failure.op == OpKind::send || failure.op == OpKind::recv;
   if (failure.kind != FailureKind::timeout || is_message) return failure;
@@ -347,7 +346,7 @@ Failure Group::judge(Failure failure) {
 
 std::vector<int> Group::absent_elsewhere(std::uint64_t sequence) {
   const std::vector<int> present = control_->roll_call(sequence, roll_call);
-  take_news();  // a rank that has found out by itself need not have answered
+  take_news();  // a rank that has found it too need not have answered
   std::vector<int> absent;
   for (int peer = 0; peer < ranks_; ++peer) {
     if (neighbour(peer) < 0 && !contains(present, peer)) absent.push_back(peer);
@@ -368,8 +367,8 @@ void Group::abort() {
   messages_->fail(channel_.failure(FailureKind::aborted, channel_.rank()));
 }
 
-// Of a dead group the ranks of other nodes hear why before they hear that this one goes: whoever found
-// out may not have told all of them yet.
+// In a failed group, other nodes must receive the cause before they see this rank leave. The thread that found it may
+// not have told all of them yet.
 void Group::take_leave() {
   if (const std::optional<Failure> cause = channel_.cause()) control_->announce(*cause);
   control_->goodbye();
@@ -380,11 +379,11 @@ void Group::close() {
   if (queue_.is_here()) throw bare(FailureKind::nested);
   if (!queue_.idle()) abort();
   queue_.close();
-  if (control_) take_leave();  // before the sockets end, so that the peers know why
+  if (control_) take_leave();  // before the sockets close, so that the peers know why
   messages_->close();
   channel_.close();
   const std::lock_guard<std::mutex> alone(leaving_);
-  vitals_.reset();
+  liveness_.reset();
 }
 
 }  // namespace torsh

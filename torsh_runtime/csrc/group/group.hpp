@@ -16,7 +16,7 @@
 
 namespace torsh {
 
-// What a group is made of.
+// Arguments of a group.
 struct GroupSetup {
   Layout layout;
   shm::Setup node;                      // the ranks of this node
@@ -25,7 +25,7 @@ struct GroupSetup {
   across::Strategy strategy{};
   across::Limits limits;
   std::function<bool()> interrupted;
-  std::vector<int> numbers;  // the ranks of the job of this group's ranks; none: the same
+  std::vector<int> job_ranks;  // this group's ranks as ranks of the job; empty: the same
 };
 
 class Group {
@@ -39,35 +39,35 @@ class Group {
   int ranks() const { return ranks_; }
   bool in_node() const { return layout_.nodes.size() == 1; }
   shm::Channel& channel() { return channel_; }
-  // Of messages to a rank, which leave their sender though they are not yet received; 0 if that is not known of each.
+  // The bytes of messages to a rank that can leave their sender before they are received; 0 if that is not known.
   std::size_t held_bytes() { return in_node() ? channel_.segment().ring_capacity() : 0; }
-  // Memory for the operation under way.
+  // Memory for the current operation.
   Scratch& scratch() { return scratch_; }
-  // For the operation under way, in a group of several nodes.
+  // The current operation's team, in a group of several nodes.
   across::Team& team();
 
-  // The ranks' first meeting; also finds out whether they can read each other's memory, unless that is known.
-  void meet(double timeout, std::optional<bool> known_reach = {});
-  // Whether this process was forked off from the rank's, and is none.
+  // The ranks' first operation. It also finds out whether they can read each other's memory, unless that is known.
+  void handshake(double timeout, std::optional<bool> known_cross_memory = {});
+  // Whether this process is a fork of the rank's.
   bool is_fork() const { return channel_.is_fork(); }
-  // Whether the group is dead.
+  // Whether the group has failed.
   bool failed() { return channel_.failed(); }
 
-  // Carries the operation out, on this thread unless earlier ones are still waiting. timeout in
-  // seconds. Throws Failure or Interrupted.
+  // Runs the operation, on this thread unless earlier ones are queued. timeout in seconds. Throws Failure or
+  // Interrupted.
   template <class Operation>
   void perform(const Call& call, const Operation& operation, double timeout) {
     if (queue_.idle()) return execute(call, operation, timeout, false);
-    if (queue_.is_here()) return execute(call, operation, timeout, true);  // of what run() was given
+    if (queue_.is_here()) return execute(call, operation, timeout, true);  // called from the function given to run()
     finish(start(call, operation, timeout));
   }
 
-  // Whether the next operation can be performed at once though the caller must not be held up by
-  // other ranks: all of them are about to call it too. Waits for them for a short while, unless that was
-  // in vain before. Of a group of several nodes false.
+  // Whether the next operation can run at once although other ranks must not hold up the caller: all of them are
+  // about to call it too. Waits for them for a short while, unless earlier such waits timed out. Returns false in a
+  // group of several nodes.
   bool all_come();
 
-  // Runs what makes several operations, in the order of those that were begun, and does not wait for it.
+  // Queues a function that performs several operations, and does not wait for it.
   JobPtr run(std::function<void()> body) {
     channel_.check_fork();
     JobPtr job;
@@ -81,9 +81,8 @@ class Group {
     return run([this, call, operation, timeout] { execute(call, operation, timeout, true); });
   }
 
-  // Makes memory that all ranks of the node have mapped known to the collectives, as long as the
-  // group lives: `bytes` of each rank, `stride` apart, from `base` on. All ranks must do so at the
-  // same time.
+  // Makes memory that all ranks of the node have mapped known to the collectives, for the lifetime of the group:
+  // `bytes` of each rank, `stride` apart, from `base` on. All ranks must do so at the same time.
   void add_region(std::byte* base, std::size_t stride, std::size_t bytes, double timeout);
 
   // Messages to or from one rank (from any: any_source): as Messenger has them.
@@ -92,23 +91,24 @@ class Group {
   TransferPtr take(int peer, const Label& label);
   TransferPtr probe(int peer, const Label& label, bool only_now);
   void when_over(const TransferPtr& transfer, std::function<void()> then);
-  // Until it is done; the timeout, in seconds, ends at the deadline.
+  // Waits until it is done. The timeout, in seconds, is the one of the deadline.
   void wait(const TransferPtr& transfer, double deadline, double timeout);
-  // Whether it was over in time; one that was not goes on. Throws Interrupted.
+  // Waits and returns whether it was over in time; otherwise it continues. Throws Interrupted.
   bool wait_for(const JobPtr& job, double until);
   bool wait_for(const TransferPtr& transfer, double until);
-  // Sees to it that it gets done though nobody waits.
+  // Completes it though no thread waits.
   void go_on(const TransferPtr& transfer, double deadline, double timeout);
 
   // Ends every rank's pending and later operations and messages with FailureKind::aborted. Any thread.
   void abort();
-  // Leaves the group; what is still under way is aborted. Throws Failure if it is called by that.
+  // Leaves the group; operations that are still running are aborted. Throws Failure if the function given to run()
+  // calls it.
   void close();
-  // Whether this is called by what run() was given.
+  // Whether the caller runs in the function given to run().
   bool is_within_run() const { return queue_.is_here(); }
 
  private:
-  // In the recording, a wait for an operation that goes on by itself.
+  // Records a wait for a queued operation.
   class Wait;
 
   template <class Operation>
@@ -121,8 +121,8 @@ class Group {
     channel_.succeed();
   }
 
-  // What goes wrong anywhere ends the group on every rank, which all get the first cause. Messages
-  // under way let go of their buffers, which are the caller's again.
+  // A failure on any rank ends the group on all ranks, which all get the first cause. Current messages release their
+  // buffers to the caller.
   template <class Body>
   void guarded(Body body) {
     try {
@@ -130,8 +130,8 @@ class Group {
     } catch (const Failure& failure) {
       if (failure.kind >= FailureKind::closed) throw;  // it concerns this call alone
       messages_->fail(failure);
-      // The thread that found it may not have told the ranks of this node yet, and what comes next
-      // must not begin before.
+      // The thread that found it may not have informed the ranks of this node yet, and nothing else must begin
+      // before.
       channel_.check_abort();
       channel_.fail(judge(failure));
     } catch (...) {  // interrupted, or out of memory or threads
@@ -141,8 +141,8 @@ class Group {
     }
   }
 
-  // The same for a message. A timeout that ended the group may be that of another message, or of
-  // another rank, who may have waited for this one: whoever waits here knows for whom.
+  // Like guard() for a message. A timeout that ended the group may be that of another message, or of another rank
+  // that waited for this one. This thread knows what it waited for.
   template <class Body>
   void guarded_message(int peer, const Label& label, Body body) {
     try {
@@ -173,7 +173,7 @@ class Group {
   void watch_neighbours();
   void check();
   void check_neighbours();
-  Standing standing(int peer);
+  PeerState peer_state(int peer);
   Failure judge(Failure failure);
   std::vector<int> absent_elsewhere(std::uint64_t sequence);
   int neighbour(int peer) const;
@@ -181,7 +181,7 @@ class Group {
   const Layout layout_;
   const int ranks_;
   const std::function<bool()> interrupted_;
-  const std::vector<int> numbers_;
+  const std::vector<int> job_ranks_;
   std::unique_ptr<tcp::Control> control_;  // to other nodes, if there are any
   shm::Channel channel_;
   std::unique_ptr<Messenger> messages_;
@@ -189,10 +189,10 @@ class Group {
   across::Team team_;
   const Call* call_ = nullptr;
   std::uint64_t regions_ = 0;  // ever added
-  std::atomic<unsigned> vain_{0}, impatient_{0};  // waits in a row for who did not come; calls to wait in no more
+  std::atomic<unsigned> vain_{0}, impatient_{0};  // consecutive waits that timed out; calls left that do not wait
   Queue queue_;
   std::mutex leaving_;  // of what follows
-  std::optional<shm::Vitals::Membership> vitals_;  // of a group with other processes, until it is closed
+  std::optional<shm::LivenessMonitor::Subscription> liveness_;  // only in a group with other processes, until close()
 };
 
 }  // namespace torsh

@@ -1,4 +1,4 @@
-// Engine: moving bytes, and waiting for some to move.
+// Engine: moves bytes, and waits for more to come.
 #include <algorithm>
 
 #include "messages/turn.hpp"
@@ -14,7 +14,7 @@ constexpr double pause = 0.1;  // seconds without a wait
 
 void Engine::drive(Lock& lock, Turn& turn, double until, const Finished& finished) {
   Stillness still;
-  // Short waits need not look around, but many of them in a row do.
+  // Short waits need no check for failures, but many of them in a row do.
   if (now() > looked_ + pause) looked_ = now();
   while (true) {
     const bool moved = poll();
@@ -36,7 +36,7 @@ bool Engine::idle(Lock& lock, Turn& turn, Stillness& still, double until) {
   if (idling == Idling::spin && time < still.since + spin_seconds && !is_crowded()) return spin(lock);
   if (idling == Idling::sleep) return sleep(lock, turn, until);
   if (still.yields.are_over()) {
-    if (idling != Idling::spin || !looks_on(turn, time)) return sleep(lock, turn, until);
+    if (idling != Idling::spin || !polls_longer(turn, time)) return sleep(lock, turn, until);
     still.since = time;
     return false;
   }
@@ -46,32 +46,32 @@ bool Engine::idle(Lock& lock, Turn& turn, Stillness& still, double until) {
   return false;
 }
 
-// Once in a turn, not for each piece of what comes slowly.
-bool Engine::looks_on(Turn& turn, double time) {
-  if (turn.looks_until == 0) turn.looks_until = time + longest_look;
-  return time < turn.looks_until && !is_crowded() && setup_.threads_have_cpus();
+// Polls longer once per turn, not for each piece of a slow message.
+bool Engine::polls_longer(Turn& turn, double time) {
+  if (turn.polls_until == 0) turn.polls_until = time + longest_poll;
+  return time < turn.polls_until && !is_crowded() && setup_.threads_have_cpus();
 }
 
 bool Engine::spin(Lock& lock) {
   for (int i = 0; i < polls_per_look && !alarmed_; ++i) {
-    if (knocking_.load(std::memory_order_relaxed) != 0) step_aside(lock);
+    if (lock_waiters_.load(std::memory_order_relaxed) != 0) yield_lock(lock);
     if (poll()) return true;
     spin_pause();
   }
   return false;
 }
 
-void Engine::step_aside(Lock& lock) {
+void Engine::yield_lock(Lock& lock) {
   lock.unlock();
   Yields yields;
-  while (knocking_.load(std::memory_order_relaxed) != 0 && !yields.are_over()) yields.once();
+  while (lock_waiters_.load(std::memory_order_relaxed) != 0 && !yields.are_over()) yields.once();
   lock.lock();
 }
 
-// In the kernel. The background thread gives up its turn before, so that a caller finds it free.
+// Sleeps in the kernel. The background thread gives up its turn before, so that a caller finds it free.
 bool Engine::sleep(Lock& lock, Turn& turn, double until) {
   arm();
-  setup_.bell->begin_sleep();
+  setup_.wakeup->begin_sleep();
   const bool moved = poll();
   std::vector<int> ready;
   if (!moved && !failure_ && !alarmed_) {
@@ -84,19 +84,19 @@ bool Engine::sleep(Lock& lock, Turn& turn, double until) {
     --asleep_;
     eager_ |= ready.empty();
   }
-  setup_.bell->end_sleep();
+  setup_.wakeup->end_sleep();
   for (const int descriptor : ready) {
-    if (descriptor == setup_.bell->descriptor()) setup_.bell->silence();
+    if (descriptor == setup_.wakeup->descriptor()) setup_.wakeup->drain();
     if (descriptor == setup_.alarm) alarmed_ = true;
   }
   return moved;
 }
 
 void Engine::arm() {
-  watch_.set(setup_.bell->descriptor(), tcp::Watch::readable);
-  if (setup_.alarm >= 0) watch_.set(setup_.alarm, tcp::Watch::readable);
+  watch_.set(setup_.wakeup->descriptor(), tcp::Epoll::readable);
+  if (setup_.alarm >= 0) watch_.set(setup_.alarm, tcp::Epoll::readable);
   for (Link& link : links_) {
-    const bool eager = eager_ || box_.wants(link.peer());
+    const bool eager = eager_ || matcher_.wants(link.peer());
     for (std::size_t lane = 0; lane < link.lanes(); ++lane) {
       if (link.descriptor(lane) < 0) continue;
       link.expect(lane);
@@ -109,7 +109,7 @@ bool Engine::poll() {
   if (failure_) return false;
   bool moved = false;
   try {
-    if (eager_ || box_.wants_any()) {
+    if (eager_ || matcher_.wants_any()) {
       for (Link& link : links_) moved |= advance(link);
       return moved;
     }
@@ -134,14 +134,14 @@ bool Engine::poll() {
 bool Engine::advance(Link& link) {
   if (link.end() != nullptr) return false;
   bool moved = link.push();
-  moved |= link.pull(box_, eager_);
+  moved |= link.pull(matcher_, eager_);
   if (link.end() != nullptr) alarmed_ = true;
   note(link);
   return moved;
 }
 
 bool Engine::is_busy(const Link& link) const {
-  return link.end() == nullptr && (link.is_sending() || link.is_reading() || box_.wants_by_name(link.peer()));
+  return link.end() == nullptr && (link.is_sending() || link.is_reading() || matcher_.wants_by_name(link.peer()));
 }
 
 void Engine::note(Link& link) {

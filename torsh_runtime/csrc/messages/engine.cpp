@@ -15,11 +15,11 @@ Engine::Engine(MessengerSetup setup)
     : setup_(std::move(setup)),
       rank_(setup_.rank),
       process_(getpid()),
-      box_(setup_.rank, static_cast<int>(setup_.streams.size())),
+      matcher_(setup_.rank, static_cast<int>(setup_.streams.size())),
       listed_(setup_.streams.size()),
       sent_(setup_.streams.size()),
       ended_(setup_.streams.size()) {
-  if (!setup_.bell) throw std::invalid_argument("a messenger needs a bell");
+  if (!setup_.wakeup) throw std::invalid_argument("a messenger needs a wakeup socket");
   for (std::size_t peer = 0; peer < setup_.streams.size(); ++peer) {
     const std::size_t lanes = setup_.streams[peer].size();
     const bool is_self = static_cast<int>(peer) == rank_;
@@ -31,7 +31,7 @@ Engine::Engine(MessengerSetup setup)
   }
 }
 
-// A fork of the rank's process has none of its threads, and leaves the rank's affairs alone.
+// A fork of the rank's process has none of its threads, and leaves the rank's state alone.
 Engine::~Engine() {
   if (getpid() == process_) {
     close();
@@ -44,7 +44,7 @@ void Engine::begin(const Label& label) {
   Lock lock = access();
   demand_alive(lock);
   try {
-    box_.begin(label);
+    matcher_.begin(label);
   } catch (const Failure& found) {
     die(found);
     demand_alive(lock);
@@ -96,11 +96,11 @@ TransferPtr Engine::probe_now(int peer, const Label& label) {
   Lock lock = access();
   post(lock, transfer);
   while (!transfer->over() && poll()) settle();
-  // Who probes again and again is told of what it waits for.
+  // A program that polls with probes is also told why nothing will come.
   if (!transfer->over() && (alarmed_ || now() >= looked_ + nap)) look_around(lock);
   demand_alive(lock);
   if (transfer->over()) return transfer;
-  box_.withdraw(transfer);
+  matcher_.withdraw(transfer);
   return nullptr;
 }
 
@@ -109,7 +109,7 @@ void Engine::post(Lock& lock, const TransferPtr& receive) {
   if (receive->peer() != any_source) link_to(receive->peer());
   if (receive->label().purpose != Purpose::collective && !receive->probing()) record(*receive, 0);
   try {
-    box_.post(receive);
+    matcher_.post(receive);
   } catch (const Failure& found) {
     die(found);
     demand_alive(lock);
@@ -132,7 +132,7 @@ void Engine::when_over(const TransferPtr& transfer, std::function<void()> then) 
 void Engine::wait(Transfers transfers, double deadline, double timeout) {
   if (wait_until(transfers, deadline)) return;
   Lock lock = access();
-  look_around(lock);  // perhaps somebody knows better
+  look_around(lock);  // another rank may know a better reason
   if (!failure_ && !is_done(transfers)) die(late(transfers, timeout));
   if (!is_done(transfers)) demand_alive(lock);
 }
@@ -146,7 +146,7 @@ bool Engine::wait_until(Transfers transfers, double until) {
   if (finished()) return true;
   Lock lock = access();
   if (is_inside()) throw bare(FailureKind::nested);
-  const Inside here(*this);
+  const Waiter here(*this);
   while (!finished()) {
     demand_alive(lock);
     if (driving_) {
@@ -165,16 +165,16 @@ bool Engine::is_done(Transfers transfers) {
 }
 
 bool Engine::is_inside() const {
-  return std::find(inside_.begin(), inside_.end(), std::this_thread::get_id()) != inside_.end();
+  return std::find(waiters_.begin(), waiters_.end(), std::this_thread::get_id()) != waiters_.end();
 }
 
-// The driver holds the lock while it spins, and lets in whoever knocks.
+// The driver holds the lock while it spins, and yields it to waiting threads.
 Engine::Lock Engine::access() {
   Lock lock(mutex_, std::try_to_lock);
   if (lock) return lock;
-  knocking_.fetch_add(1, std::memory_order_relaxed);
+  lock_waiters_.fetch_add(1, std::memory_order_relaxed);
   lock.lock();
-  knocking_.fetch_sub(1, std::memory_order_relaxed);
+  lock_waiters_.fetch_sub(1, std::memory_order_relaxed);
   return lock;
 }
 
@@ -192,7 +192,7 @@ void Engine::demand_alive(Lock& lock) {
   throw *failure_;
 }
 
-// Leaves the work to the driver, for a nap at most.
+// Leaves the work to the driver, until its next check at most.
 void Engine::rest(Lock& lock, double until) {
   ++resting_;
   const auto slept = changed_.wait_for(lock, std::chrono::duration<double>(std::clamp(until - now(), 0.0, nap)));
@@ -203,7 +203,7 @@ void Engine::rest(Lock& lock, double until) {
 // Tells other threads that something has changed.
 void Engine::settle() {
   if (resting_ != 0) changed_.notify_all();
-  if (asleep_ != 0) setup_.bell->ring_own();
+  if (asleep_ != 0) setup_.wakeup->wake_own();
 }
 
 void Engine::progress_in_background(Transfers transfers, double deadline, double timeout) {
@@ -227,11 +227,11 @@ void Engine::background() {
       drive_unattended(lock);
     }
     enforce_deadlines();
-    if (untold_) tell(lock);
+    if (unreported_) tell(lock);
   }
 }
 
-// There is nobody to throw to: whatever goes wrong ends what is pending.
+// No caller can get an exception here, so a failure ends everything pending.
 void Engine::drive_unattended(Lock& lock) {
   const auto is_over = [](const Unattended& each) { return each.transfer->over(); };
   const auto finished = [&] { return std::all_of(unattended_.begin(), unattended_.end(), is_over); };
@@ -255,8 +255,8 @@ std::vector<int> Engine::awaited(bool by_name) {
   for (int i = 0; i < 2 && poll(); ++i) settle();  // more than a ring holds
   std::vector<int> peers;
   for (const Link& link : links_) {
-    const bool any = !by_name && box_.wants_any() && link.peer() != rank_;
-    if (any || link.pending() != nullptr || box_.wants_by_name(link.peer())) peers.push_back(link.peer());
+    const bool any = !by_name && matcher_.wants_any() && link.peer() != rank_;
+    if (any || link.pending() != nullptr || matcher_.wants_by_name(link.peer())) peers.push_back(link.peer());
   }
   return peers;
 }
@@ -264,12 +264,12 @@ std::vector<int> Engine::awaited(bool by_name) {
 std::optional<Label> Engine::awaits(int peer) {
   const Lock lock = access();
   const Link& link = link_to(peer);
-  const Transfer* pending = link.pending() != nullptr ? link.pending() : box_.waiting_for(peer);
+  const Transfer* pending = link.pending() != nullptr ? link.pending() : matcher_.waiting_for(peer);
   return pending != nullptr ? std::optional(pending->label()) : std::nullopt;
 }
 
-// Who has the lock will look. A caller who holds it for something else while others sleep keeps this from waking
-// them: alarms are repeated.
+// The thread that has the lock will check. If a caller holds it for something else while others sleep, they are not
+// woken; alarms are repeated.
 void Engine::alarm() {
   alarmed_ = true;
   const Lock lock(mutex_, std::try_to_lock);
@@ -288,11 +288,11 @@ void Engine::close() {
   closing_ = true;
   const bool is_sound = !failure_;
   die(bare(FailureKind::closed));
-  untold_ = false;
+  unreported_ = false;
   work_.notify_all();
   std::thread thread = std::move(thread_);
   if (!is_inside()) {
-    changed_.wait(lock, [this] { return inside_.empty(); });
+    changed_.wait(lock, [this] { return waiters_.empty(); });
   }
   lock.unlock();
   if (thread.joinable()) thread.join();

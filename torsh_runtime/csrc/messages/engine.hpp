@@ -1,4 +1,4 @@
-// What a Messenger does: see there. One thread at a time moves the bytes, the driver.
+// Implements Messenger. One thread at a time, the driver, moves the bytes.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@
 
 #include "messages/link.hpp"
 #include "messages/messenger.hpp"
-#include "transport/tcp/watch.hpp"
+#include "transport/tcp/epoll.hpp"
 #include "transport/waiting.hpp"
 
 namespace torsh {
@@ -42,13 +42,13 @@ class Engine {
  private:
   using Lock = std::unique_lock<std::mutex>;
   using Finished = std::function<bool()>;
-  class Inside;
+  class Waiter;
   struct Turn;
   struct Unattended {
     TransferPtr transfer;
     double deadline, timeout;
   };
-  // For how long nothing has come or gone.
+  // How long nothing has been sent or received.
   struct Stillness {
     double since = 0;
     Yields yields;
@@ -57,10 +57,10 @@ class Engine {
   // drive.cpp
   void drive(Lock& lock, Turn& turn, double until, const Finished& finished);
   bool idle(Lock& lock, Turn& turn, Stillness& still, double until);
-  bool looks_on(Turn& turn, double time);
+  bool polls_longer(Turn& turn, double time);
   bool spin(Lock& lock);
   bool sleep(Lock& lock, Turn& turn, double until);
-  void step_aside(Lock& lock);
+  void yield_lock(Lock& lock);
   bool poll();
   bool advance(Link& link);
   void arm();
@@ -88,7 +88,7 @@ class Engine {
   bool check(Lock& lock);
   std::optional<Failure> find_gone();
   bool is_cut_off(const Link& link);
-  bool is_needed(const Link& link, Standing standing) const;
+  bool is_needed(const Link& link, PeerState peer_state) const;
   void die(const Failure& failure);
   void tell(Lock& lock);
   Failure late(Transfers transfers, double seconds) const;
@@ -100,25 +100,25 @@ class Engine {
   const int rank_;
   const int process_;
   std::mutex mutex_;  // of all that follows
-  std::atomic<int> knocking_{0};  // threads that wait for it
-  tcp::Watch watch_;
+  std::atomic<int> lock_waiters_{0};  // threads that wait for the mutex
+  tcp::Epoll watch_;
   std::vector<Link> links_;  // by rank
-  Postbox box_;
-  std::vector<Link*> busy_;  // that something is to be written to, or read from, now
+  Matcher matcher_;
+  std::vector<Link*> busy_;  // links with something to write or read now
   std::vector<bool> listed_;  // there, by rank
   std::vector<std::uint64_t> sent_;  // messages that are no collective's, by rank
   std::optional<Failure> failure_;
-  bool untold_ = false;
-  std::atomic<bool> alarmed_{false};  // somebody should look around at once
-  bool eager_ = false;    // nothing has come for long: take in what nobody has asked for
+  bool unreported_ = false;
+  std::atomic<bool> alarmed_{false};  // a thread should check for failures at once
+  bool eager_ = false;  // nothing has come for long, so read also what nobody has asked for
   std::vector<double> ended_;  // since when, by rank; 0 is not
   bool driving_ = false;
-  int asleep_ = 0;   // threads in the kernel, to be rung
+  int asleep_ = 0;  // threads that sleep in the kernel, to be woken
   int resting_ = 0;  // threads that leave the work to the driver
   Crowding crowding_;
-  double looked_ = 0;  // when somebody last looked around, or began to wait after a pause
-  std::vector<std::thread::id> inside_;
-  std::condition_variable changed_;  // a transfer is over, or the driver or somebody inside has left
+  double looked_ = 0;  // last check for failures, or start of the first wait after a pause
+  std::vector<std::thread::id> waiters_;
+  std::condition_variable changed_;  // a transfer is over, or the driver or a waiting thread has left
   std::vector<Unattended> unattended_;
   std::condition_variable work_;  // for the background thread
   bool closing_ = false;

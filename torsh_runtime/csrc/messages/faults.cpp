@@ -1,4 +1,4 @@
-// Engine: finding out that the group is dead, and what follows from it.
+// Engine: detects that the group has failed, and ends what is pending.
 #include <algorithm>
 #include <chrono>
 
@@ -8,7 +8,7 @@
 namespace torsh {
 namespace {
 
-// How long the news of why a peer is gone may take longer than that of the end of its stream.
+// Seconds by which the reason why a peer is gone may arrive later than the end of its stream.
 constexpr double grace = 0.2;
 constexpr double linger_seconds = 1;
 
@@ -19,10 +19,10 @@ void Engine::look_around(Lock& lock) {
   looked_ = now();
   if (!check(lock)) return;
   const std::optional<Failure> found = find_gone();
-  if (found && check(lock)) die(*found);  // unless the peer has said why it goes
+  if (found && check(lock)) die(*found);  // unless the peer has given a reason
 }
 
-// False if the group is dead.
+// Returns false if the group has failed.
 bool Engine::check(Lock& lock) {
   lock.unlock();
   try {
@@ -39,40 +39,40 @@ bool Engine::check(Lock& lock) {
   return !failure_;
 }
 
-// A peer that is gone and still needed.
+// Finds a peer that is gone and still needed.
 std::optional<Failure> Engine::find_gone() {
   for (const Link& link : links_) {
-    const Transfer* pending = link.pending() != nullptr ? link.pending() : box_.waiting_for(link.peer());
+    const Transfer* pending = link.pending() != nullptr ? link.pending() : matcher_.waiting_for(link.peer());
     if (pending == nullptr || link.peer() == rank_ || !is_cut_off(link)) continue;
-    const Standing standing = setup_.standing(link.peer());
-    if (!is_needed(link, standing)) continue;
-    return failure(standing == Standing::left ? FailureKind::peer_left : FailureKind::peer_lost, link.peer(), pending);
+    const PeerState peer_state = setup_.peer_state(link.peer());
+    if (!is_needed(link, peer_state)) continue;
+    return failure(peer_state == PeerState::left ? FailureKind::peer_left : FailureKind::peer_lost, link.peer(), pending);
   }
   return std::nullopt;
 }
 
 bool Engine::is_cut_off(const Link& link) {
-  const Standing standing = setup_.standing(link.peer());
+  const PeerState peer_state = setup_.peer_state(link.peer());
   double& since = ended_[static_cast<std::size_t>(link.peer())];
-  if (link.end() == nullptr) return standing == Standing::unreachable;
+  if (link.end() == nullptr) return peer_state == PeerState::unreachable;
   if (since == 0) since = now();
-  return standing != Standing::present || now() - since >= grace;
+  return peer_state != PeerState::present || now() - since >= grace;
 }
 
-// Who receives from any source can do without those that have left, as long as others have not.
-bool Engine::is_needed(const Link& link, Standing standing) const {
-  if (link.pending() != nullptr || box_.wants_by_name(link.peer())) return true;
-  if (standing != Standing::left) return true;
+// A receive from any source can do without peers that have left, as long as others have not.
+bool Engine::is_needed(const Link& link, PeerState peer_state) const {
+  if (link.pending() != nullptr || matcher_.wants_by_name(link.peer())) return true;
+  if (peer_state != PeerState::left) return true;
   return std::all_of(links_.begin(), links_.end(),
                      [this](const Link& each) { return each.peer() == rank_ || each.end() != nullptr; });
 }
 
-// Everything that is pending fails, and everybody who waits is told.
+// Fails everything pending, and wakes all waiting threads.
 void Engine::die(const Failure& found) {
   if (failure_) return;
   failure_ = found;
-  untold_ = true;
-  box_.fail_all();
+  unreported_ = true;
+  matcher_.fail_all();
   for (Link& link : links_) link.fail_all();
   busy_.clear();
   std::fill(listed_.begin(), listed_.end(), false);
@@ -80,8 +80,8 @@ void Engine::die(const Failure& found) {
 }
 
 void Engine::tell(Lock& lock) {
-  if (!untold_) return;
-  untold_ = false;
+  if (!unreported_) return;
+  unreported_ = false;
   const Failure found = *failure_;
   lock.unlock();
   setup_.failed(found);
@@ -116,7 +116,7 @@ Failure Engine::failure(FailureKind kind, int culprit, const Transfer* during) c
   return found;
 }
 
-// Waits, not for long, until the peers can do without this end of the links.
+// Waits for a short time until the peers no longer need this end of the links.
 void Engine::linger() const {
   const double until = now() + linger_seconds;
   const auto is_through = [](const Link& link) { return link.end() != nullptr || link.is_through(); };
@@ -125,7 +125,7 @@ void Engine::linger() const {
   }
 }
 
-// The descriptors are taken off the watch first: a fork of this process may keep them open.
+// Removes the descriptors from epoll first, since a fork of this process may keep them open.
 void Engine::let_go() {
   for (Link& link : links_) {
     for (std::size_t lane = 0; lane < link.lanes(); ++lane) {

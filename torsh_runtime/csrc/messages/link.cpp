@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "transport/tcp/watch.hpp"
+#include "transport/tcp/epoll.hpp"
 
 namespace torsh {
 namespace {
@@ -85,7 +85,7 @@ bool Link::push(Lane& lane) {
 }
 
 // The first lane's end is not yet that of what was sent on the others before it.
-bool Link::pull_first(Postbox& box, bool eager) {
+bool Link::pull_first(Matcher& box, bool eager) {
   try {
     return ending_.empty() && pull_frames(box, eager);
   } catch (const StreamEnded& ended) {
@@ -95,7 +95,7 @@ bool Link::pull_first(Postbox& box, bool eager) {
   }
 }
 
-bool Link::pull(Postbox& box, bool eager) {
+bool Link::pull(Matcher& box, bool eager) {
   if (!end_.empty()) return false;
   bool moved = pull_first(box, eager);
   for (std::size_t i = 1; i < lanes_.size(); ++i) {
@@ -107,7 +107,7 @@ bool Link::pull(Postbox& box, bool eager) {
   return moved;
 }
 
-bool Link::pull_frames(Postbox& box, bool eager) {
+bool Link::pull_frames(Matcher& box, bool eager) {
   bool moved = false;
   for (std::size_t budget = turn_bytes; budget != 0;) {
     Lane& lane = lanes_.front();
@@ -122,7 +122,7 @@ bool Link::pull_frames(Postbox& box, bool eager) {
 }
 
 // The message's bytes go straight to where they are wanted.
-bool Link::pull_part(Lane& lane, Postbox& box, std::size_t& budget) {
+bool Link::pull_part(Lane& lane, Matcher& box, std::size_t& budget) {
   bool moved = false;
   while (is_open(lane) && budget != 0) {
     Incoming& part = lane.in.front();
@@ -140,7 +140,7 @@ bool Link::pull_part(Lane& lane, Postbox& box, std::size_t& budget) {
   return moved;
 }
 
-bool Link::read_header(Postbox& box) {
+bool Link::read_header(Matcher& box) {
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(&header_, 1));
   const std::size_t come = fill(lanes_.front(), bytes.subspan(header_bytes_));
   header_bytes_ += come;
@@ -151,7 +151,7 @@ bool Link::read_header(Postbox& box) {
   return true;
 }
 
-void Link::begin(Postbox& box, const Header& header) {
+void Link::begin(Matcher& box, const Header& header) {
   const auto arrival = std::make_shared<Arrival>();
   arrival->peer = peer_;
   arrival->header = header;
@@ -196,7 +196,7 @@ unsigned Link::events(std::size_t lane, bool eager) const {
   if (!end_.empty()) return 0;
   const Lane& at = lanes_[lane];
   const bool may_begin = lane == 0 && at.in.empty() && eager && ending_.empty();
-  return (is_open(at) || may_begin ? tcp::Watch::readable : 0u) | (at.out.empty() ? 0u : tcp::Watch::writable);
+  return (is_open(at) || may_begin ? tcp::Epoll::readable : 0u) | (at.out.empty() ? 0u : tcp::Epoll::writable);
 }
 
 void Link::expect(std::size_t lane) {

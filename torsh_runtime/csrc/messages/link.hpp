@@ -1,4 +1,4 @@
-// Messages to and from one peer over the lanes of streams to it.
+// Sends and receives messages of one peer over the lanes of streams to it.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "messages/postbox.hpp"
+#include "messages/matcher.hpp"
 #include "transport/stream.hpp"
 
 namespace torsh {
@@ -20,28 +20,28 @@ class Link {
 
   int peer() const { return peer_; }
   void send(const TransferPtr& transfer);
-  // Write and read what can be now; true if bytes moved. With `eager` also messages that nobody has
-  // asked for are read. Neither throws StreamEnded: see end(). The second may throw what Postbox does.
+  // Write and read what is possible now; return whether bytes moved. With `eager`, unexpected messages are read too.
+  // Neither throws StreamEnded: see end(). pull() may throw what Matcher does.
   bool push();
-  bool pull(Postbox& box, bool eager);
+  bool pull(Matcher& box, bool eager);
 
   bool is_sending() const;
-  // Whether a message is half read, and may be read on.
+  // Whether a message is partly read and can be continued.
   bool is_reading() const;
-  // Whether such a message is one that somebody has asked for.
+  // Whether such a message has a receiver.
   bool is_receiving() const;
-  // A message that is on its way or half read for somebody; null if there is none.
+  // A message that is being sent, or is partly read for a receiver; null if there is none.
   const Transfer* pending() const;
   // Why the link has ended; null as long as it has not.
   const std::string* end() const { return end_.empty() ? nullptr : &end_; }
-  // What to watch a lane for while nothing can be moved: see Watch.
+  // The events to watch on a lane while nothing can be moved: see tcp::Epoll.
   std::size_t lanes() const { return lanes_.size(); }
   int descriptor(std::size_t lane) const { return lanes_[lane].stream->descriptor(); }
   unsigned events(std::size_t lane, bool eager) const;
-  // Before a lane is watched: what is half read need not come by packets.
+  // Called before a lane is watched: a partly read message need not wake the thread for each packet.
   void expect(std::size_t lane);
   int peer_cpu() const { return lanes_.empty() ? -1 : lanes_.front().stream->peer_cpu(); }
-  // Sends and receives that are under way fail; the link is of no more use.
+  // Current sends and receives fail, and the link cannot be used any more.
   void fail_all();
   // Whether all that was written will reach the peer, even if the link is closed now.
   bool is_through() const;
@@ -66,11 +66,11 @@ class Link {
   bool guarded(Step step);
   void queue(std::size_t lane, const Outgoing& piece);
   bool push(Lane& lane);
-  bool pull_first(Postbox& box, bool eager);
-  bool pull_frames(Postbox& box, bool eager);
-  bool pull_part(Lane& lane, Postbox& box, std::size_t& budget);
-  bool read_header(Postbox& box);
-  void begin(Postbox& box, const Header& header);
+  bool pull_first(Matcher& box, bool eager);
+  bool pull_frames(Matcher& box, bool eager);
+  bool pull_part(Lane& lane, Matcher& box, std::size_t& budget);
+  bool read_header(Matcher& box);
+  void begin(Matcher& box, const Header& header);
   std::size_t fill(Lane& lane, std::span<std::byte> room);
   static bool is_open(const Lane& lane) { return !lane.in.empty() && lane.in.front().arrival->target != nullptr; }
 

@@ -18,10 +18,10 @@ namespace torsh {
 
 constexpr int any_source = -1;
 
-// Who waits for a message of the user: its caller at once, what the group's queue carries out at once, or somebody later.
+// What waits for a user's message: its caller at once, the group's queue, or a later call.
 enum class Awaited : std::uint8_t { at_once, on_queue, later };
 
-// What a message is for, and what the sender, or the receiver, is doing: they must agree.
+// The purpose of a message, and what its sender or receiver is doing; they must agree.
 struct Label {
   Purpose purpose{};
   std::uint64_t tag = 0;  // the user's; a collective's sequence number
@@ -35,14 +35,14 @@ struct Label {
   std::uint64_t sequence() const { return purpose == Purpose::collective ? tag : 0; }
 };
 
-// One message on its way; its buffer must stay until it is over. Made by a Messenger.
+// One message being sent or received. Its buffer must stay until it is over. Created by a Messenger.
 class Transfer {
  public:
   enum class Kind : std::uint8_t {
     send,
     receive,
-    take,   // a receive of whatever size: the room is made when the message comes
-    probe,  // done when there is a message that a take would get, which it leaves there
+    take,  // a receive of any size, for which memory is allocated when the message comes
+    probe,  // done when there is a message for a take, which it leaves there
   };
 
   Transfer(int peer, const Label& label, std::span<const std::byte> data)
@@ -63,7 +63,7 @@ class Transfer {
   // Of a receive, a take or a probe that is done: of the message that came.
   const Header& header() const { return header_; }
   // The same of a collective's, which records that: when it was known to come, in ticks.
-  std::uint64_t met() const { return met_; }
+  std::uint64_t matched_at() const { return matched_at_; }
   // Its place in the recording: 1 + its number, 0 if it has none; and among those in its direction between the two
   // ranks, from 1 on, 0 if that is not known. Any thread.
   std::uint64_t entry() const { return entry_.load(std::memory_order_relaxed); }
@@ -74,16 +74,16 @@ class Transfer {
  private:
   enum class State : std::uint8_t { pending, done, failed };
   friend class Link;
-  friend class Postbox;
+  friend class Matcher;
   friend class Engine;
 
-  // Where the message is to go. Throws std::bad_alloc.
+  // The memory for the message. Throws std::bad_alloc.
   std::byte* room_for(std::size_t bytes) {
     if (!taking()) return room_.data();
     content_.reset(new std::byte[bytes]);  // not filled with zeros: the pages are taken as the bytes come
     return content_.get();
   }
-  // The message, which has come into a buffer.
+  // Takes over a message that was buffered.
   void put(std::unique_ptr<std::byte[]> buffer) {
     if (taking()) {
       content_ = std::move(buffer);
@@ -91,12 +91,12 @@ class Transfer {
       copy_bytes(room_.data(), buffer.get(), header_.bytes);
     }
   }
-  // The message from that rank, of this number, was there or comes.
-  void meet(int peer, const Header& header, std::uint64_t sequence, bool was_there) {
+  // Matches it with a message of that rank and number, which was there or is arriving.
+  void match(int peer, const Header& header, std::uint64_t sequence, bool was_there) {
     const bool was_known = peer_.load(std::memory_order_relaxed) == peer && !taking();
     header_ = header;
     peer_.store(peer, std::memory_order_release);
-    if (label_.is_recorded) met_ = ticks();
+    if (label_.is_recorded) matched_at_ = ticks();
     if (!recorded_.is_under_way()) return;
     sequence_.store(sequence, std::memory_order_relaxed);
     if (was_known) recorded_.tell(sequence);
@@ -107,7 +107,7 @@ class Transfer {
     sent.kind = OpKind::recv;
     return sent;
   }
-  // What a probe looked for is there.
+  // Ends a probe that has found a message.
   void find(int peer, const Header& header) {
     header_ = header;
     peer_.store(peer, std::memory_order_release);
@@ -131,7 +131,7 @@ class Transfer {
   unsigned parts_ = 0;       // of a send, that are not yet written
   Header header_{};
   Recorded recorded_;
-  std::uint64_t met_ = 0;
+  std::uint64_t matched_at_ = 0;
   std::atomic<std::uint64_t> entry_{0}, sequence_{0};
   std::vector<std::function<void()>> then_;  // called once when it is over, with the engine's lock held
 };

@@ -1,11 +1,11 @@
-// Being the one that moves an engine's bytes.
+// The turn of the thread that drives an engine.
 #pragma once
 
 #include "messages/engine.hpp"
 
 namespace torsh {
 
-// With the engine's lock held whenever it is made, changed or gone.
+// Create, change and destroy it with the engine's lock held.
 struct Engine::Turn {
   Turn(Engine& its_engine, bool in_background)
       : engine(its_engine), background(in_background) {
@@ -20,7 +20,7 @@ struct Engine::Turn {
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
 
-  // While it sleeps, a turn in the background can be lost to a caller.
+  // While it sleeps, a background turn can be lost to a caller.
   void lend() {
     if (background) engine.driving_ = false;
   }
@@ -33,19 +33,19 @@ struct Engine::Turn {
   Engine& engine;
   const bool background;
   bool lost = false;
-  double looks_until = 0;  // instead of sleeping, where it may; from when it would have slept first
+  double polls_until = 0;  // polls instead of sleeping until then, counted from when it would have slept first
 };
 
 // A thread that waits.
-class Engine::Inside {
+class Engine::Waiter {
  public:
-  explicit Inside(Engine& engine) : engine_(engine) { engine_.inside_.push_back(std::this_thread::get_id()); }
-  ~Inside() {
-    std::erase(engine_.inside_, std::this_thread::get_id());
+  explicit Waiter(Engine& engine) : engine_(engine) { engine_.waiters_.push_back(std::this_thread::get_id()); }
+  ~Waiter() {
+    std::erase(engine_.waiters_, std::this_thread::get_id());
     if (engine_.closing_) engine_.changed_.notify_all();
   }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
+  Waiter(const Waiter&) = delete;
+  Waiter& operator=(const Waiter&) = delete;
 
  private:
   Engine& engine_;

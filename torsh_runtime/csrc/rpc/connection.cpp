@@ -9,7 +9,7 @@
 
 #include "common/clock.hpp"
 #include "common/pages.hpp"
-#include "transport/shm/reach.hpp"
+#include "transport/shm/cross_memory.hpp"
 
 namespace torsh::rpc {
 namespace {
@@ -29,26 +29,26 @@ Connection::Connection(std::uint64_t id, std::unique_ptr<Stream> stream, int pid
   expect(std::as_writable_bytes(std::span(&message_->header, 1)));
 }
 
-void Connection::send(ParcelPtr parcel) {
-  if (parcel->kind <= Kind::error) parcel->seal(keys_.own, next_out_++);
-  out_.push_back({std::move(parcel)});
+void Connection::send(OutgoingMessagePtr outgoing) {
+  if (outgoing->kind <= Kind::error) outgoing->authenticate(keys_.own, next_out_++);
+  out_.push_back({std::move(outgoing)});
 }
 
-void Connection::push(std::vector<ParcelPtr>& written) {
+void Connection::push(std::vector<OutgoingMessagePtr>& written) {
   std::size_t begun = out_.size();
   while (begun-- != 0) {
     if (!push(out_.front())) return;
-    written.push_back(std::move(out_.front().parcel));
+    written.push_back(std::move(out_.front().outgoing));
     out_.pop_front();
   }
 }
 
 // Whether all of it is written.
-bool Connection::push(Outgoing& front) {
-  const Parcel& parcel = *front.parcel;
-  const auto piece = [&parcel](std::size_t number) {
-    if (number == 0) return std::span<const std::byte>(parcel.head);
-    return number <= parcel.pieces.size() ? parcel.pieces[number - 1] : std::span<const std::byte>();
+bool Connection::push(Cursor& front) {
+  const OutgoingMessage& outgoing = *front.outgoing;
+  const auto piece = [&outgoing](std::size_t number) {
+    if (number == 0) return std::span<const std::byte>(outgoing.head);
+    return number <= outgoing.pieces.size() ? outgoing.pieces[number - 1] : std::span<const std::byte>();
   };
   for (std::size_t total = 0; total < turn_bytes;) {
     const auto first = piece(front.piece).subspan(front.at), second = piece(front.piece + 1);
@@ -57,9 +57,9 @@ bool Connection::push(Outgoing& front) {
     if (taken == 0) return false;
     total += taken;
     front.at += taken;
-    while (front.piece <= parcel.pieces.size() && front.at >= piece(front.piece).size()) front.at -= piece(front.piece++).size();
+    while (front.piece <= outgoing.pieces.size() && front.at >= piece(front.piece).size()) front.at -= piece(front.piece++).size();
   }
-  return front.piece > parcel.pieces.size();
+  return front.piece > outgoing.pieces.size();
 }
 
 MessagePtr Connection::pull() {
@@ -169,9 +169,9 @@ bool Connection::is_hung_up() const {
   return ::poll(&watched, 1, 0) > 0;
 }
 
-std::vector<ParcelPtr> Connection::abandon() {
-  std::vector<ParcelPtr> left;
-  for (Outgoing& each : out_) left.push_back(std::move(each.parcel));
+std::vector<OutgoingMessagePtr> Connection::abandon() {
+  std::vector<OutgoingMessagePtr> left;
+  for (Cursor& each : out_) left.push_back(std::move(each.outgoing));
   out_.clear();
   return left;
 }

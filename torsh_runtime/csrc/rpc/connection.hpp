@@ -9,12 +9,12 @@
 #include <string>
 #include <vector>
 
-#include "rpc/parcel.hpp"
+#include "rpc/message.hpp"
 #include "transport/stream.hpp"
 
 namespace torsh::rpc {
 
-// What the frames of a connection are sealed with.
+// The MAC keys of a connection.
 struct Keys {
   SipKey own{}, peer{};
 };
@@ -29,9 +29,9 @@ class Connection {
   int descriptor() const { return stream_->descriptor(); }
 
   const Keys& keys() const { return keys_; }
-  void send(ParcelPtr parcel);
-  // Writes what can be now, and gives the parcels that are written. Throws StreamEnded.
-  void push(std::vector<ParcelPtr>& written);
+  void send(OutgoingMessagePtr outgoing);
+  // Writes what can be now, and gives the messages that are written. Throws StreamEnded.
+  void push(std::vector<OutgoingMessagePtr>& written);
   bool is_sending() const { return !out_.empty(); }
   bool is_through() const { return out_.empty() && stream_->is_through(); }
   // The next frame, once all of it has come that the stream carries; null if it has not. What its table says
@@ -46,16 +46,16 @@ class Connection {
   bool may_have_more() const { return ahead_from_ != ahead_to_ || was_full_; }
 
   // All that has not been written; the connection is of no more use.
-  std::vector<ParcelPtr> abandon();
+  std::vector<OutgoingMessagePtr> abandon();
 
  private:
-  struct Outgoing {
-    ParcelPtr parcel;
+  struct Cursor {
+    OutgoingMessagePtr outgoing;
     std::size_t piece = 0, at = 0;  // 0 is the head
   };
   enum class Stage { header, table, contents };
 
-  bool push(Outgoing& front);
+  bool push(Cursor& front);
   std::size_t fill(std::span<std::byte> room);
   void expect(std::span<std::byte> room) { room_ = room; }
   MessagePtr advance();
@@ -67,7 +67,7 @@ class Connection {
   const Keys keys_;
   std::unique_ptr<Stream> stream_;
   const std::shared_ptr<Blocks> blocks_;
-  std::deque<Outgoing> out_;
+  std::deque<Cursor> out_;
   Stage stage_ = Stage::header;
   MessagePtr message_;
   std::span<std::byte> room_;  // to be filled next

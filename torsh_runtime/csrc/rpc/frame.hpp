@@ -34,7 +34,7 @@ struct FrameHeader {
   std::uint64_t number = 0;  // counts the pickles that go this way
   std::uint64_t bytes = 0;   // of the pickle
   double left = 0;           // seconds until the caller's deadline
-  SipTag seal{};             // see seal.hpp
+  SipTag mac{};             // see frame_mac.hpp
 
   bool is_valid() const {
     return magic == valid_magic && kind >= Kind::request && kind <= Kind::goodbye && bytes <= max_bytes && buffers <= max_buffers;

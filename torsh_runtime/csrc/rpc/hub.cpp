@@ -31,12 +31,12 @@ Hub::Hub(HubSetup setup)
     : setup_(std::move(setup)),
       forks_(fork_count()),
       outer_(checked(epoll_create1(EPOLL_CLOEXEC), "epoll_create1")),
-      leader_bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
-      standby_bell_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+      leader_wakeup_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
+      standby_wakeup_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), "eventfd")),
       tick_(checked(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK), "timerfd_create")) {
-  inner_.set(leader_bell_.number(), tcp::Watch::readable);
+  inner_.set(leader_wakeup_.number(), tcp::Epoll::readable);
   constexpr unsigned once = EPOLLIN | EPOLLET;
-  for (const auto& [descriptor, events] : {std::pair(inner_.descriptor(), 0u), std::pair(standby_bell_.number(), once), std::pair(tick_.number(), once)}) {
+  for (const auto& [descriptor, events] : {std::pair(inner_.descriptor(), 0u), std::pair(standby_wakeup_.number(), once), std::pair(tick_.number(), once)}) {
     epoll_event event{};
     event.events = events;
     event.data.fd = descriptor;
@@ -54,9 +54,9 @@ void Hub::check_fork() const {
 
 Hub::Lock Hub::access() {
   check_fork();
-  knocking_.fetch_add(1, std::memory_order_relaxed);
+  lock_waiters_.fetch_add(1, std::memory_order_relaxed);
   Lock lock(mutex_);
-  knocking_.fetch_sub(1, std::memory_order_relaxed);
+  lock_waiters_.fetch_sub(1, std::memory_order_relaxed);
   return lock;
 }
 
@@ -76,19 +76,19 @@ std::uint64_t Hub::add(Descriptor socket, int pid, const Keys& keys) {
   const std::uint64_t id = next_connection_++;
   peers_.emplace(id, Peer{Connection(id, std::move(stream), pid, keys, blocks_), {}});
   by_descriptor_[descriptor] = id;
-  inner_.set(descriptor, tcp::Watch::readable);
+  inner_.set(descriptor, tcp::Epoll::readable);
   return id;
 }
 
-// A long pickle takes long to be sealed: others go on meanwhile.
-ParcelPtr Hub::pack(Lock& lock, std::uint64_t connection, const Content& content) {
+// The tag of a long pickle takes long; other threads continue meanwhile.
+OutgoingMessagePtr Hub::pack(Lock& lock, std::uint64_t connection, const Content& content) {
   const Connection& to = peer(connection).connection;
   const bool may_lend = to.pid() != 0, is_long = content.pickle.size() > long_pickle;
   const SipKey key = to.keys().own;
   if (is_long) lock.unlock();
-  ParcelPtr parcel = Packing::pack(content.header, content.pickle, content.buffers, may_lend, key, content.keep);
+  OutgoingMessagePtr outgoing = Packing::pack(content.header, content.pickle, content.buffers, may_lend, key, content.keep);
   if (is_long) lock.lock();
-  return parcel;
+  return outgoing;
 }
 
 // What is larger than that by itself need not wait for calls that take long and little.
@@ -129,7 +129,7 @@ bool Hub::wait_for_room(std::uint64_t connection, bool is_reply, std::size_t byt
 
 CallPtr Hub::call(std::uint64_t connection, const Content& content, double deadline) {
   Lock lock = access();
-  ParcelPtr request = pack(lock, connection, content);
+  OutgoingMessagePtr request = pack(lock, connection, content);
   Peer& to = peer(connection);
   if (!has_room(to.calls, request->bytes)) return nullptr;
   auto call = std::make_shared<Call>();
@@ -147,10 +147,10 @@ CallPtr Hub::call(std::uint64_t connection, const Content& content, double deadl
 
 void Hub::send(std::uint64_t connection, const Content& content) {
   Lock lock = access();
-  ParcelPtr parcel = pack(lock, connection, content);
+  OutgoingMessagePtr outgoing = pack(lock, connection, content);
   Peer& to = peer(connection);
-  to.replies += parcel->bytes;
-  to.connection.send(std::move(parcel));
+  to.replies += outgoing->bytes;
+  to.connection.send(std::move(outgoing));
   push(to);
 }
 
@@ -196,7 +196,7 @@ bool Hub::announce(const CallPtr& call) {
   ++announced_;
   if (!has_leader() && standing_by_ != 0) arm();
   if (next_deadline_ == 0 || call->deadline < next_deadline_) next_deadline_ = call->deadline;
-  if (call->deadline < wakes_at_) ring(has_leader() ? leader_bell_ : standby_bell_);
+  if (call->deadline < wakes_at_) wake(has_leader() ? leader_wakeup_ : standby_wakeup_);
   return true;
 }
 
@@ -226,7 +226,7 @@ void Hub::complete(const CallPtr& call, Call::State state, MessagePtr reply, con
   call->reply = std::move(reply);
   call->reason = reason;
   call->state.store(state, std::memory_order_release);
-  if (call->waiter == nullptr && has_leader() && !leads()) ring(leader_bell_);  // it may wait for this one
+  if (call->waiter == nullptr && has_leader() && !leads()) wake(leader_wakeup_);  // it may wait for this one
   if (call->waiter != nullptr) {
     call->waiter->notify_all();
     if (leader_serves_) servers_lead_ = false;
@@ -252,12 +252,12 @@ void Hub::fail(std::uint64_t connection, const std::string& reason) {
   const std::string said = gone.has_left ? "it has left" : reason;
   inner_.set(gone.connection.descriptor(), 0);
   by_descriptor_.erase(gone.connection.descriptor());
-  std::vector<ParcelPtr> left = gone.connection.abandon();
+  std::vector<OutgoingMessagePtr> left = gone.connection.abandon();
   left.insert(left.end(), gone.lent.begin(), gone.lent.end());
   peers_.erase(found);  // the peer must see the end before it can read what was lent and is no longer there
   ended_[connection] = said;
   if (ended_.size() > most_ended) ended_.erase(ended_.begin());
-  for (const ParcelPtr& parcel : left) throw_away(parcel);
+  for (const OutgoingMessagePtr& outgoing : left) throw_away(outgoing);
   std::vector<CallPtr> failed;
   for (const auto& [number, call] : calls_) {
     if (call->connection == connection) failed.push_back(call);
@@ -288,18 +288,18 @@ void Hub::expire(double time) {
   for (const CallPtr& call : late) complete(call, Call::State::failed, nullptr, "");
 }
 
-void Hub::release(Peer& peer, const ParcelPtr& parcel) {
-  if (parcel->kind != Kind::request) {
-    peer.replies -= std::min(parcel->bytes, peer.replies);
+void Hub::release(Peer& peer, const OutgoingMessagePtr& outgoing) {
+  if (outgoing->kind != Kind::request) {
+    peer.replies -= std::min(outgoing->bytes, peer.replies);
     room_.notify_all();
   }
-  throw_away(parcel);
+  throw_away(outgoing);
 }
 
-void Hub::throw_away(const ParcelPtr& parcel) {
-  if (!parcel->keep) return;
-  garbage_.push_back(std::move(parcel->keep));
-  garbage_bytes_ += parcel->bytes;
+void Hub::throw_away(const OutgoingMessagePtr& outgoing) {
+  if (!outgoing->keep) return;
+  garbage_.push_back(std::move(outgoing->keep));
+  garbage_bytes_ += outgoing->bytes;
   ++garbage_items_;
 }
 
@@ -340,8 +340,8 @@ void Hub::close(double until) {
   for (const std::uint64_t id : connections()) fail(id, "this process has left");
   news_.clear();
   requests_.clear();
-  ring(leader_bell_);
-  ring(standby_bell_);
+  wake(leader_wakeup_);
+  wake(standby_wakeup_);
   for (std::condition_variable* each : resting_) each->notify_all();
 }
 

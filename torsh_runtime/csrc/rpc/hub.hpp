@@ -1,11 +1,11 @@
-// A process's end of all connections of remote calls.
+// A process's end of all connections of remote calls, by the leader/followers pattern.
 //
-// One thread at a time leads: it moves bytes, and passes what has come to whoever waits for it. Who
-// waits for a result leads while nobody else does, and so does a thread that serves, until it has a
-// request, which it carries out itself: no thread is woken for that. While nobody leads, serving threads stand by,
-// asleep in the kernel, and one of them leads when something comes. Where threads come back to lead, or to serve, many
-// times in a tick, those that stand by are woken by the tick alone, to see whether one still does. Where requests come
-// while a thread waits for a call, that thread leaves it to the serving threads to lead, until they have something for it.
+// One thread at a time leads: it moves bytes, and passes messages to the threads that wait for them. A thread that
+// waits for a result leads while no other does. So does a serving thread until it has a request, which it carries out
+// itself, so no thread is woken for it. While no thread leads, serving threads stand by, asleep in the kernel, and
+// one of them leads when something comes. If threads return to lead or serve many times in a tick, those that stand
+// by are woken only by the tick, to check whether one still does. If requests come while a thread waits for a call,
+// that thread leaves leading to the serving threads, until they have something for it.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@
 #include "common/clock.hpp"
 #include "rpc/connection.hpp"
 #include "transport/descriptor.hpp"
-#include "transport/tcp/watch.hpp"
+#include "transport/tcp/epoll.hpp"
 
 namespace torsh::rpc {
 
@@ -40,7 +40,7 @@ class Ended : public std::exception {
   std::string reason_;
 };
 
-// A call of this process's. What it holds changes under the hub's lock, and not once it is over.
+// A call of this process. It changes under the hub's lock, and not once it is over.
 struct Call {
   enum class State { pending, done, failed };
 
@@ -57,12 +57,12 @@ struct Call {
 };
 using CallPtr = std::shared_ptr<Call>;
 
-// What a serving thread is to do next.
+// What a serving thread must do next.
 struct Item {
   enum class What { stop, request, completed, ended };
 
   What what = What::stop;
-  bool needs_thread = false;  // another thread is to be started before
+  bool needs_thread = false;  // another thread must be started first
   MessagePtr request;
   CallPtr call;
   std::uint64_t connection = 0;
@@ -86,26 +86,26 @@ class Hub {
 
   // Takes over a connected socket; `pid` as Connection's. Throws std::system_error.
   std::uint64_t add(Descriptor socket, int pid, const Keys& keys);
-  // Whether so many bytes more may be under way to the peer, of calls or of replies, at `until` at the latest. Throws
-  // Ended, Interrupted.
+  // Waits until `until` for `bytes` more to be allowed under way to the peer, as calls or as replies; returns whether
+  // they are. Throws Ended, Interrupted.
   bool wait_for_room(std::uint64_t connection, bool is_reply, std::size_t bytes, double until, bool is_serving);
-  // A frame to be packed when it is known how the peer reads it.
+  // A frame, packed when it is known how the peer reads it.
   struct Content {
     FrameHeader header;
     std::span<const std::byte> pickle;
     std::span<const std::span<const std::byte>> buffers;
-    std::shared_ptr<void> keep;  // whose memory that is
+    std::shared_ptr<void> keep;  // owner of the memory
   };
-  // Never wait, but call() may take in what has come. Throw Ended. No call is begun (null) if more is under way to the
-  // peer than may be.
+  // Neither waits, but call() may read what has come. Both throw Ended. call() returns null if too much is under way
+  // to the peer.
   CallPtr call(std::uint64_t connection, const Content& request, double deadline);
   void send(std::uint64_t connection, const Content& content);
 
-  // Until the call is over, at `until` at the latest; whether it is. Throws Interrupted.
+  // Waits until the call is over or `until`; returns whether it is over. Throws Interrupted.
   bool wait(const CallPtr& call, double until, bool is_serving);
   // Has next() give it when it is over. False if it is over already.
   bool announce(const CallPtr& call);
-  // Nobody waits for it any more: what comes is thrown away.
+  // Gives up a call; its reply is dropped.
   void forget(const CallPtr& call);
   std::uint64_t new_call() { return calls_made_.fetch_add(1, std::memory_order_relaxed) + 1; }
   // How many calls are pending.
@@ -113,8 +113,7 @@ class Hub {
   // How many requests are being carried out, or wait for it.
   std::size_t serving();
 
-  // For threads that serve: what this one is to do next, after what it has done; `stop` for one that has
-  // just been started.
+  // Returns what a serving thread must do next, after it has done `done`; `stop` for a thread that has just started.
   Item next(Item::What done);
   // A serving thread waits for something else than a call in between.
   void begin_wait();
@@ -122,9 +121,9 @@ class Hub {
 
   // Ends a connection from this side.
   void end(std::uint64_t connection, const std::string& reason);
-  // Tells all peers that this process leaves, as far as that is possible until then, and ends all.
+  // Tells all peers that this process leaves, as far as that is possible until then, and ends everything.
   void close(double until);
-  // Whose memory nobody reads any more: to be let go of with Python's lock held.
+  // Owners of memory that is no longer read, to be released with the GIL held.
   std::vector<std::shared_ptr<void>> garbage();
   // Called without any lock held when there is much garbage and nothing else to do.
   std::function<void()> collect = [] {};
@@ -135,7 +134,7 @@ class Hub {
   static constexpr std::size_t call_bytes = 512;  // that a call takes of this process's memory without its arguments
   struct Peer {
     Connection connection;
-    std::deque<ParcelPtr> lent;  // written, and not yet told to be taken
+    std::deque<OutgoingMessagePtr> lent;  // written, and not yet told to be taken
     std::size_t calls = 0, replies = 0;  // bytes that are under way: not answered, not read
     bool is_fetching = false, has_left = false;
   };
@@ -145,7 +144,7 @@ class Hub {
   Peer& peer(std::uint64_t connection);
   bool has_room(std::size_t under_way, std::size_t bytes) const;
   std::vector<std::uint64_t> connections() const;
-  ParcelPtr pack(Lock& lock, std::uint64_t connection, const Content& content);
+  OutgoingMessagePtr pack(Lock& lock, std::uint64_t connection, const Content& content);
   template <typename Finished>
   void lead(Lock& lock, double until, bool may_sleep, Finished finished);
   bool poll(Lock& lock);
@@ -158,8 +157,8 @@ class Hub {
   void note_taken(Peer& peer, const FrameHeader& taken);
   void tell_taken(Peer& peer, const Message& message);
   void fetch(Lock& lock, std::uint64_t connection, const MessagePtr& message);
-  void release(Peer& peer, const ParcelPtr& parcel);
-  void throw_away(const ParcelPtr& parcel);
+  void release(Peer& peer, const OutgoingMessagePtr& outgoing);
+  void throw_away(const OutgoingMessagePtr& outgoing);
   void complete(const CallPtr& call, Call::State state, MessagePtr reply, const std::string& reason);
   void fail(std::uint64_t connection, const std::string& reason);
   void expire(double time);
@@ -195,17 +194,17 @@ class Hub {
   Item handed_out(Item item);
   void enter_wait();
 
-  static void ring(const Descriptor& bell);
-  static void silence(const Descriptor& bell);
+  static void wake(const Descriptor& event);
+  static void drain(const Descriptor& event);
 
   const HubSetup setup_;
   const unsigned forks_;
   std::mutex mutex_;  // of all that follows
-  std::atomic<int> knocking_{0};
+  std::atomic<int> lock_waiters_{0};
   std::atomic<std::uint64_t> calls_made_{0};
-  tcp::Watch inner_;  // the connections, and the leader's bell
-  Descriptor outer_;  // watches inner_ while nobody leads, and the bell and the ticks of who stands by
-  Descriptor leader_bell_, standby_bell_, tick_;
+  tcp::Epoll inner_;  // the connections, and the leader's eventfd
+  Descriptor outer_;  // watches inner_ while no thread leads, and the eventfd and ticks of threads that stand by
+  Descriptor leader_wakeup_, standby_wakeup_, tick_;
   std::vector<int> ready_;
   const std::shared_ptr<Blocks> blocks_ = std::make_shared<Blocks>();
   std::unordered_map<std::uint64_t, Peer> peers_;
@@ -215,7 +214,7 @@ class Hub {
   std::list<std::condition_variable*> resting_;  // threads that wait for calls and do not lead
   std::deque<MessagePtr> requests_;
   std::deque<Item> news_;
-  std::vector<ParcelPtr> written_;
+  std::vector<OutgoingMessagePtr> written_;
   std::vector<std::shared_ptr<void>> garbage_;
   std::atomic<std::size_t> garbage_bytes_{0}, garbage_items_{0};
   std::condition_variable room_;  // bytes are no longer under way
@@ -249,8 +248,8 @@ class Hub {
   double expired_ = 0;                     // when expire() last ran
 };
 
-// Until it is finished, or that moment, or where it must not sleep until spinning makes no sense. Whoever calls this
-// finds that nobody leads.
+// Leads until it is finished, or until `until`, or where it must not sleep until spinning makes no sense. The caller
+// must have found that no thread leads.
 template <typename Finished>
 void Hub::lead(Lock& lock, double until, bool may_sleep, Finished finished) {
   leader_ = std::this_thread::get_id();

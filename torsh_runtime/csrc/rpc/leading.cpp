@@ -33,7 +33,7 @@ int cpus() {
 // Who spins where others want to run gets their messages later than who sleeps: also where the peer has to be woken, for
 // the kernel may put it on this very processor.
 bool Hub::may_spin(double still, double time) {
-  if (still > longest_look || time > came_ + longest_look) return false;
+  if (still > longest_poll || time > came_ + longest_poll) return false;
   if (time > asked_ + between_questions) {
     asked_ = time;
     has_cpus_ = shm::threads_have_cpus(cpus());
@@ -44,7 +44,7 @@ bool Hub::may_spin(double still, double time) {
 void Hub::spin(Lock& lock) {
   lock.unlock();
   spin_pause();
-  if (polls_ % polls_of_yield == 0 || knocking_.load(std::memory_order_relaxed) != 0) sched_yield();
+  if (polls_ % polls_of_yield == 0 || lock_waiters_.load(std::memory_order_relaxed) != 0) sched_yield();
   lock.lock();
 }
 
@@ -86,8 +86,8 @@ double Hub::look_at_deadlines() {
 bool Hub::handle(Lock& lock, const std::vector<int>& ready) {
   bool moved = false;
   for (const int descriptor : ready) {
-    if (descriptor == leader_bell_.number()) {
-      silence(leader_bell_);
+    if (descriptor == leader_wakeup_.number()) {
+      drain(leader_wakeup_);
       continue;
     }
     const auto found = by_descriptor_.find(descriptor);
@@ -126,18 +126,18 @@ void Hub::push(Peer& peer) {
     fail(id, ended.what());
     throw Ended(ended_[id]);
   }
-  for (ParcelPtr& parcel : written_) {
-    if (parcel->is_lent) {
-      peer.lent.push_back(std::move(parcel));
+  for (OutgoingMessagePtr& outgoing : written_) {
+    if (outgoing->is_lent) {
+      peer.lent.push_back(std::move(outgoing));
     } else {
-      release(peer, parcel);
+      release(peer, outgoing);
     }
   }
   watch(peer);
 }
 
 void Hub::watch(Peer& peer) {
-  const unsigned events = (peer.is_fetching ? 0u : tcp::Watch::readable) | (peer.connection.is_sending() ? tcp::Watch::writable : 0u);
+  const unsigned events = (peer.is_fetching ? 0u : tcp::Epoll::readable) | (peer.connection.is_sending() ? tcp::Epoll::writable : 0u);
   inner_.set(peer.connection.descriptor(), events);
 }
 
@@ -159,12 +159,12 @@ void Hub::take(Lock& lock, Peer& peer, MessagePtr message) {
 
 // What was lent is the sender's again. Of a call there may be nothing left to be noted: it was given up.
 void Hub::note_taken(Peer& peer, const FrameHeader& taken) {
-  const auto is_it = [&taken](const ParcelPtr& each) { return each->call == taken.call && (each->kind == Kind::request) == (taken.of_request != 0); };
+  const auto is_it = [&taken](const OutgoingMessagePtr& each) { return each->call == taken.call && (each->kind == Kind::request) == (taken.of_request != 0); };
   const auto found = std::find_if(peer.lent.begin(), peer.lent.end(), is_it);
   if (found != peer.lent.end()) {
-    const ParcelPtr parcel = std::move(*found);
+    const OutgoingMessagePtr outgoing = std::move(*found);
     peer.lent.erase(found);
-    release(peer, parcel);
+    release(peer, outgoing);
   }
   const auto call = calls_.find(taken.call);
   if (taken.of_request == 0 || call == calls_.end() || call->second->connection != peer.connection.id()) return;
@@ -225,14 +225,14 @@ void Hub::arrive(Peer& peer, MessagePtr message) {
   complete(call, Call::State::done, std::move(message), "");
 }
 
-void Hub::ring(const Descriptor& bell) {
+void Hub::wake(const Descriptor& event) {
   const std::uint64_t once = 1;
-  while (::write(bell.number(), &once, sizeof once) < 0 && errno == EINTR) continue;
+  while (::write(event.number(), &once, sizeof once) < 0 && errno == EINTR) continue;
 }
 
-void Hub::silence(const Descriptor& bell) {
-  std::uint64_t rung;
-  while (::read(bell.number(), &rung, sizeof rung) < 0 && errno == EINTR) continue;
+void Hub::drain(const Descriptor& event) {
+  std::uint64_t count;
+  while (::read(event.number(), &count, sizeof count) < 0 && errno == EINTR) continue;
 }
 
 }  // namespace torsh::rpc

@@ -92,7 +92,7 @@ void Hub::tell_begun(const Message& request) {
 Item Hub::handed_out(Item item) {
   --idle_servers_;
   if (item.what == Item::What::stop) {
-    ring(standby_bell_);  // for the next thread
+    wake(standby_wakeup_);  // for the next thread
     return item;
   }
   if (idle_servers_ == 0) {

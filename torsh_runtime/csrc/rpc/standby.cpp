@@ -88,7 +88,7 @@ void Hub::end_tick() {
 
 void Hub::wake_server() {
   if (leader_serves_ && leads()) return;
-  if (standing_by_ != 0) ring(standby_bell_);
+  if (standing_by_ != 0) wake(standby_wakeup_);
 }
 
 // There are requests, for this thread if it leads to serve, for one that is back soon, or for one that stands by.
@@ -118,8 +118,8 @@ bool Hub::stand_by(Lock& lock) {
     end_tick();
     return can_serve() && !ticking_;
   }
-  if (ready.data.fd == standby_bell_.number()) {
-    silence(standby_bell_);
+  if (ready.data.fd == standby_wakeup_.number()) {
+    drain(standby_wakeup_);
     return false;
   }
   armed_ = false;

@@ -23,15 +23,15 @@ class Stream {
  public:
   virtual ~Stream() = default;
 
-  // How many bytes of the first and, behind them, of the second were taken; 0 if none can be now.
-  // Throws StreamEnded.
+  // Writes the first span and then the second. Returns the number of bytes taken; 0 if none can be now. Throws
+  // StreamEnded.
   virtual std::size_t write(std::span<const std::byte> first, std::span<const std::byte> second) = 0;
-  // How many bytes were put into the room; 0 if there are none now. Throws StreamEnded once all
-  // that had been written before the end has been read.
+  // Returns the number of bytes read; 0 if there are none now. Throws StreamEnded after everything written before the
+  // end has been read.
   virtual std::size_t read(std::span<std::byte> room) = 0;
-  // What epoll can watch for this stream; -1 if the peer rings the bell instead.
+  // The descriptor for epoll; -1 if the peer uses the wakeup socket instead.
   virtual int descriptor() const = 0;
-  // The descriptor need not be readable until so many bytes can be read: more are sure to come.
+  // The descriptor need not become readable before so many bytes have arrived; more are sure to come.
   virtual void expect(std::size_t) {}
   // Whether all that was written can still be read by the peer if the stream is closed now.
   virtual bool is_through() const = 0;

@@ -1,6 +1,6 @@
-"""Dask: a rank on each worker of a cluster, and the cluster itself.
+"""Runs a job's ranks on the workers of a Dask cluster, and starts such clusters.
 
-Importing this raises BackendUnavailable where dask and distributed are absent or too old.
+Importing this package raises BackendUnavailable if dask or distributed is missing or too old.
 """
 
 from torsh_runtime.integrations.requirement import Requirement

@@ -1,4 +1,4 @@
-"""One set of ranks on Dask workers: how it ends."""
+"""Follows one set of ranks on Dask workers until it ends."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from torsh_runtime.integrations.dask.workers import addresses, call
 from torsh_runtime.integrations.placed import RankRepeated, StartTimeout
 
 _PAUSE = 0.5
-"""Seconds between two looks at which workers there are."""
+"""Seconds between two checks of which workers exist."""
 NOTICE = 10.0
 """Seconds that the scheduler may take to notice a worker that its peers have lost."""
 _LEAVE = 60.0
-"""Seconds that ranks may take to end once one of them has."""
+"""Seconds that ranks may take to end once one of them has ended."""
 _SETTLE = 2.0
-"""Seconds for which further workers may come before ranks begin again on those that came."""
+"""Seconds to wait for further workers before the ranks restart on the new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Why ranks ended before the function returned."""
+    """Tells why ranks ended before the function returned."""
 
     lost: tuple[str, ...]
-    """The workers that have gone."""
+    """The workers that are gone."""
     came: int
-    """How many workers have come that ranks may be on."""
+    """Number of new workers that can take ranks."""
 
     @property
     def for_growth(self) -> bool:
-        """Whether no worker was lost."""
+        """Return whether no worker was lost."""
         return not self.lost
 
     def __str__(self) -> str:
@@ -46,12 +46,12 @@ class Ended:
 
 
 class Attempt:
-    """The ranks that were begun together."""
+    """Represents the ranks that were started together."""
 
     def __init__(
         self, client: Any, workers: Sequence[str], futures: Sequence[Any], most: int
     ) -> None:
-        """Of each rank the worker and the future. `most`: the most ranks that there may be."""
+        """Take the worker and the future of each rank, and `most`, the largest number of ranks."""
         self._client = client
         self._workers = list(workers)
         self._futures = list(futures)
@@ -59,8 +59,9 @@ class Attempt:
         self._grew: float | None = None
 
     def outcome(self) -> list[Any] | Ended:
-        """What the ranks return, once all have, or why they ended before that. Raises what the
-        function raised, and WorkerFailed if ranks do not end or were cancelled.
+        """Return the ranks' results once all have returned, or why they ended before.
+
+        Raises the function's own error, or WorkerFailed if ranks do not end or were cancelled.
         """
         while not self._is_over():
             pending = [future for future in self._futures if not future.done()]
@@ -77,7 +78,7 @@ class Attempt:
         raise self._cause()
 
     def _is_over(self) -> bool:
-        """Whether a rank has failed or a worker was lost, or enough workers have come."""
+        """Return whether a rank has failed, a worker was lost or enough workers have come."""
         if self._failed() or self._lost():
             return True
         if not self._came():
@@ -88,8 +89,9 @@ class Attempt:
         return is_full or _is_past(self._grew + _SETTLE)
 
     def _end(self, is_for_growth: bool) -> None:
-        """Wait until all ranks have ended whose workers are there, which are aborted for growth.
-        Otherwise wait, too, until it is known which worker was lost that they blame.
+        """Wait until all ranks on living workers have ended; for growth, abort them.
+
+        Otherwise wait also until it is known which lost worker they blame.
         """
         is_known = is_for_growth
         deadline = time.monotonic() + _LEAVE
@@ -112,8 +114,8 @@ class Attempt:
                     f"the ranks on Dask workers {', '.join(where)} still run {_LEAVE:g} s after "
                     f"another one has ended: they do not come to a collective, which would end them"
                 )
-            if pending and is_for_growth:  # again and again, as a rank may only be about to begin
-                with suppress(WorkerFailed):  # a worker that goes now is lost
+            if pending and is_for_growth:  # repeatedly, as a rank may only be about to start
+                with suppress(WorkerFailed):  # a worker that leaves now counts as lost
                     call(self._client, where, placed.abort)
             if pending:
                 self._wait(pending, _PAUSE)
@@ -121,7 +123,7 @@ class Attempt:
                 time.sleep(_PAUSE)
 
     def _cause(self) -> BaseException:
-        """The error that the others follow from."""
+        """Return the error from which the others follow."""
         late = self._late()
         if late is None:
             return (self._own() or self._errors())[0]
@@ -130,7 +132,7 @@ class Attempt:
         return CommTimeout(late.op, late.sequence, late.seconds, late.missing, detail)
 
     def _late(self) -> StartTimeout | None:
-        """The error that ranks have not begun, if that is why others have ended."""
+        """Return the error saying that ranks have not started, or None if there is none."""
         return next((error for error in self._errors() if isinstance(error, StartTimeout)), None)
 
     def _failed(self) -> bool:
@@ -141,7 +143,7 @@ class Attempt:
         return [error for error in found if error is not None]
 
     def _own(self) -> list[BaseException]:
-        """Errors that do not blame another rank."""
+        """Return the errors that do not blame another rank."""
         errors = self._errors()
         return [error for error in errors if not isinstance(error, CommError | StoreError)]
 
@@ -154,7 +156,7 @@ class Attempt:
         ]
 
     def _came(self) -> int:
-        """How many ranks there may be more."""
+        """Return how many ranks can be added."""
         new = set(addresses(self._client)) - set(self._workers)
         return max(min(len(new), self._most - len(self._workers)), 0)
 
@@ -176,7 +178,7 @@ def _cancelled(future: Any) -> WorkerFailed:
 
 
 def _error(future: Any) -> BaseException | None:
-    """What a rank has raised; None if it has not, or not yet."""
+    """Return a rank's error, or None if it has not failed or is still running."""
     if not future.done() or future.status == "finished":
         return None
     if future.cancelled():

@@ -1,4 +1,4 @@
-"""DaskIntegration: a Dask cluster, and what runs on it."""
+"""Defines DaskIntegration, which starts or uses a Dask cluster and runs functions on it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _PAUSE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaskConfig:
-    """The workers of a cluster on this machine."""
+    """Configures the workers of a cluster on this machine."""
 
     num_workers: int = 2
     """Number of workers, each a process."""
     threads_per_worker: int = 1
-    """How many tasks a worker runs at once. A rank is one of them."""
+    """Number of tasks that a worker runs at once. A rank is one such task."""
     memory_limit: str | int | float = "auto"
-    """Each worker's memory, as LocalCluster takes it, such as "2GiB"; 0 is no limit."""
+    """Memory of each worker as LocalCluster takes it, such as "2GiB"; 0 means no limit."""
     start_timeout: float = 60.0
-    """Seconds until workers that were asked for must be there."""
+    """Seconds within which requested workers must have started."""
 
     def __post_init__(self) -> None:
         for name in ("num_workers", "threads_per_worker"):
@@ -40,16 +40,19 @@ class DaskConfig:
 
 
 class DaskIntegration:
-    """A Dask cluster, and what runs on it.
+    """Starts or uses a Dask cluster, and runs functions on it.
 
         with DaskIntegration(DaskConfig(num_workers=4)) as dask:
             losses = dask.run_training(train, "checkpoints")
 
-    With a client it works on that client's cluster, which stays when it is closed.
+    Given a client, it uses that client's cluster and leaves it running when it is closed.
     """
 
     def __init__(self, config: DaskConfig | None = None, *, client: Any = None) -> None:
-        """A cluster on this machine, or the client's. ConfigError for both."""
+        """Start a cluster on this machine, or use the cluster of `client`.
+
+        Raises ConfigError if both `config` and `client` are given, or if the client cannot be used.
+        """
         if config is not None and client is not None:
             raise ConfigError("give a config, for a new cluster, or a client, and not both")
         if client is not None:
@@ -71,27 +74,30 @@ class DaskIntegration:
 
     @property
     def client(self) -> Any:
-        """The Dask client."""
+        """Return the Dask client."""
         return self._client
 
     @property
     def num_workers(self) -> int:
-        """How many workers are there now."""
+        """Return the current number of workers."""
         return len(addresses(self._client))
 
     def run_training(self, function: Callable[..., Any], *args: Any, **options: Any) -> list[Any]:
-        """As run(), with this client."""
+        """Call run() with this client."""
         return run(self._client, function, *args, **options)
 
     def submit_task(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Have any worker call the function; returns Dask's Future. Options are Client.submit's."""
+        """Have any worker call the function, and return Dask's Future.
+
+        Options are those of Client.submit().
+        """
         return self._client.submit(function, *args, **options)
 
     def compute(self, collection: Any, timeout: float | None = None) -> Any:
-        """The value of a Dask collection, or of a list of them, computed by the workers. Values
-        that are none are returned as they are.
+        """Have the workers compute a Dask collection or a list of them, and return the values.
 
-        timeout: seconds, or None: as long as the workers take. TimeoutError when it has passed.
+        Anything that is not a collection is returned unchanged. `timeout` is in seconds; None waits
+        as long as the workers take. Raises TimeoutError when it has passed.
         """
         many = isinstance(collection, list | tuple)
         begun = self._client.compute(list(collection) if many else [collection])
@@ -105,10 +111,10 @@ class DaskIntegration:
         return values if many else values[0]
 
     def scale_cluster(self, num_workers: int) -> None:
-        """Have so many workers from now on, and return when they are there and no more.
+        """Scale the cluster to `num_workers`, and return once it has exactly that number.
 
-        Raises ConfigError for less than one, or where the client's cluster is not to be scaled from
-        here; WorkerFailed, naming how many were asked for and are there, after start_timeout.
+        Raises ConfigError for a number below one, or if the client's cluster cannot be scaled from
+        here; WorkerFailed, with the requested and current numbers, after start_timeout.
         """
         if type(num_workers) is not int or num_workers < 1:
             raise ConfigError(f"num_workers must be a whole number from 1 on, not {num_workers!r}")
@@ -129,7 +135,7 @@ class DaskIntegration:
             time.sleep(_PAUSE)
 
     def close(self) -> None:
-        """End the cluster, if it was started here, and with it all its processes."""
+        """Stop the cluster and all its processes if this object started it."""
         if self._cluster is not None:
             self._client.close()
             self._cluster.close(timeout=self._config.start_timeout)

@@ -1,4 +1,4 @@
-"""run(): a function as the ranks of one job, a rank on each Dask worker."""
+"""Defines run(), which calls a function as the ranks of one job, one rank per Dask worker."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from torsh_runtime.integrations.dask.workers import (
 from torsh_runtime.integrations.placed import abort, entered
 
 _PAUSE = 0.2
-"""Seconds between two looks at which workers there are."""
+"""Seconds between two checks of which workers exist."""
 _log = logging.getLogger("torsh_runtime")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How many ranks there may be, and for how long one waits."""
+    """Limits the number of ranks and restarts, and the time spent waiting."""
 
     num_workers: int | None
     min_workers: int
@@ -59,7 +59,7 @@ class Limits:
 
     @property
     def most(self) -> int | None:
-        """The most ranks that there may be; None: as many as there are workers at first."""
+        """Return the largest number of ranks; None means the number of workers at the start."""
         return self.num_workers if self.max_workers is None else self.max_workers
 
 
@@ -76,24 +76,25 @@ def run(
     start_timeout: float = 60.0,
     **kwargs: Any,
 ) -> list[Any]:
-    """Call the function on each Dask worker, as the ranks of one job with a default group, and
-    return what the ranks return, in their order. Futures among the arguments are their results.
+    """Call the function on each Dask worker, as the ranks of one job with a default group.
 
-    Ranks begin at once or not at all: none calls the function before all are there.
+    Returns what the ranks return, in rank order. Futures among the arguments are replaced by their
+    results. The ranks start together: none calls the function before all are running.
 
-    num_workers: how many ranks there are at first; None: one for each worker.
-    min_workers: how many must be left to go on after a worker was lost.
-    max_workers: the most ranks that there may be; None: as many as at first. Workers that come
-        while there are fewer end all ranks, and the function is called again on more of them.
-    max_restarts: how often the function is called again because a worker was lost. What it goes on
-        from it restores itself, from a Checkpointer.
-    backend, timeout: as init_process_group() takes them.
-    start_timeout: seconds until all ranks must have begun, which a worker with other tasks delays.
+    num_workers: the number of ranks at the start; None: one for each worker.
+    min_workers: how many workers must remain to continue after one was lost.
+    max_workers: the largest number of ranks; None: as many as at the start. While there are fewer,
+        new workers end all ranks, and the function is called again on more workers.
+    max_restarts: how often the function is called again because a worker was lost. The function
+        restores its own state, from a Checkpointer.
+    backend, timeout: as for init_process_group().
+    start_timeout: seconds within which all ranks must have started; a worker that is busy with
+        other tasks delays this.
 
-    Raises ConfigError, before anything runs, if fewer workers are there than were asked for or
-    several are one process, and for options that make no sense; CommTimeout naming the ranks that
-    have not begun; what the function raised on a rank; WorkerFailed if no restart is left, too few
-    workers are, or ranks do not end or are cancelled.
+    Raises ConfigError, before anything runs, if there are fewer workers than requested, if several
+    workers are one process, or for invalid options; CommTimeout naming the ranks that have not
+    started; the function's own error on a rank; WorkerFailed if no restart is left, too few workers
+    are left, or ranks do not end or are cancelled.
     """
     limits = Limits(
         num_workers=num_workers,
@@ -131,7 +132,7 @@ def _first(client: Any, limits: Limits) -> list[str]:
 
 
 def _left(client: Any, limits: Limits, most: int, outcome: Ended) -> list[str]:
-    """The workers that the ranks begin again on."""
+    """Return the workers on which the ranks restart."""
     deadline = time.monotonic() + limits.start_timeout
     while True:
         there = [address for address in addresses(client) if address not in outcome.lost]
@@ -155,7 +156,7 @@ def _attempt(
     args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> list[Any] | Ended:
-    """Call the function as ranks on these workers: what they return, or why they ended before."""
+    """Call the function as ranks on these workers; return their results, or why they ended."""
     try:
         where = places(client, chosen)
         rendezvous = call(client, chosen[:1], serve, where[0].host)[chosen[0]]
@@ -183,7 +184,7 @@ def _attempt(
             )
         return Attempt(client, chosen, futures, most).outcome()
     except BaseException:
-        _call_there(client, chosen, abort)  # what still runs is for nothing
+        _call_there(client, chosen, abort)  # ranks that still run are useless now
         raise
     finally:
         client.cancel(futures)
@@ -191,7 +192,7 @@ def _attempt(
 
 
 def _gone(client: Any, chosen: Sequence[str]) -> tuple[str, ...]:
-    """Which of the workers have gone, once the scheduler has noticed that one has."""
+    """Return the workers that are gone, once the scheduler has noticed one or NOTICE has passed."""
     deadline = time.monotonic() + NOTICE
     while True:
         there = addresses(client)
@@ -204,7 +205,7 @@ def _gone(client: Any, chosen: Sequence[str]) -> tuple[str, ...]:
 def _call_there(
     client: Any, workers: Sequence[str], function: Callable[..., Any], *args: Any
 ) -> None:
-    """As call(), on those of the workers that are there; what goes meanwhile is not missed."""
+    """Do call() on those workers that still exist, and ignore workers that leave meanwhile."""
     with suppress(WorkerFailed):
         there = [address for address in workers if address in addresses(client)]
         if there:

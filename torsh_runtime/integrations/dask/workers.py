@@ -1,4 +1,4 @@
-"""The workers of a Dask cluster: which there are, and what is asked of their processes."""
+"""Lists the workers of a Dask cluster, and calls functions in their processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _served: dict[str, HostedStore] = {}
 
 
 def check_client(client: Any) -> None:
-    """ConfigError unless it is a client that can be waited for."""
+    """Raise ConfigError unless `client` is a synchronous dask.distributed.Client."""
     if not isinstance(client, Client):
         raise ConfigError(
             f"a dask.distributed.Client is needed, and {client!r} is none: make one, "
@@ -32,7 +32,10 @@ def check_client(client: Any) -> None:
 
 
 def addresses(client: Any) -> list[str]:
-    """All workers of the cluster, in order. WorkerFailed if its scheduler has gone."""
+    """Return the addresses of the cluster's workers, sorted.
+
+    Raises WorkerFailed if its scheduler is gone.
+    """
     try:
         return sorted(client.nthreads())
     except (OSError, TimeoutError) as error:
@@ -40,8 +43,11 @@ def addresses(client: Any) -> list[str]:
 
 
 def call(client: Any, workers: Sequence[str], function: Callable[..., Any], *args: Any) -> Any:
-    """What the function returns in each worker's process, by address; it is called at once, beside
-    the worker's tasks. WorkerFailed if a worker goes or does not answer."""
+    """Call the function in each worker's process, and return the results by address.
+
+    The call runs at once, beside the worker's tasks. Raises WorkerFailed if a worker leaves or does
+    not answer.
+    """
 
     async def calling() -> Any:
         return await client.run(function, *args, workers=list(workers))
@@ -56,7 +62,7 @@ def call(client: Any, workers: Sequence[str], function: Callable[..., Any], *arg
 
 
 def places(client: Any, workers: Sequence[str]) -> list[Place]:
-    """Where these workers are. ConfigError if several are one process."""
+    """Return the places of these workers. Raises ConfigError if several are one process."""
     found: dict[str, Place] = {}
     if not any(address.startswith("inproc:") for address in workers):
         found = call(client, workers, _here)
@@ -76,7 +82,7 @@ def serve(host: str) -> Rendezvous:
 
 
 def stop_serving(endpoint: str) -> None:
-    """End the store that serve() has begun here."""
+    """Stop the store that serve() started in this process."""
     hosted = _served.pop(endpoint, None)
     if hosted is not None:
         hosted.close()

@@ -1,4 +1,4 @@
-"""DeepSpeed's configurations and its calls, carried out by this project's own wrappers.
+"""Reads DeepSpeed's configurations and provides its API on this project's own wrappers.
 
     import torsh_runtime.integrations.deepspeed as deepspeed
 
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class DeepSpeedIntegration:
-    """A configuration, and what it makes of a model."""
+    """Holds a configuration, and applies it to models."""
 
     def __init__(self, config: DeepSpeedConfig) -> None:
         if not isinstance(config, DeepSpeedConfig):
@@ -45,15 +45,15 @@ class DeepSpeedIntegration:
         self.config = config
 
     def initialize(self, model: Any, **named: Any) -> DeepSpeedEngine:
-        """As initialize(model, config, …)."""
+        """Call initialize(model, config, …) with this configuration."""
         return initialize(model, self.config, **named)
 
     def to_fsdp_config(self) -> FsdpConfig:
-        """As DeepSpeedConfig.to_fsdp_config()."""
+        """Return DeepSpeedConfig.to_fsdp_config()."""
         return self.config.to_fsdp_config()
 
     def to_ddp_config(self) -> BucketConfig:
-        """As DeepSpeedConfig.to_ddp_config()."""
+        """Return DeepSpeedConfig.to_ddp_config()."""
         return self.config.to_ddp_config()
 
 
@@ -72,20 +72,22 @@ def initialize(
     config_params: Any = None,
     mpu: Any = None,
 ) -> DeepSpeedEngine:
-    """Make an engine of a model of torch. All ranks call it at the same time; without a process
-    group it makes torch.distributed's, of the backend "torsh".
+    """Make an engine of a torch model. All ranks call this together.
+
+    Without a process group it creates torch.distributed's, with the backend "torsh".
 
     config: a DeepSpeedConfig, a dict or a JSON file; None: args.deepspeed_config. config_params is
         its older name.
-    optimizer: one of torch's that has not stepped, or a function of parameters that makes one, in
-        place of the configuration's. lr_scheduler: likewise, a function of the optimizer.
-    model_parameters: those to train, or groups of them; None: all that want gradients.
+    optimizer: a torch optimizer that has not stepped, or a function of parameters that makes one;
+        it replaces the configuration's. lr_scheduler: likewise, a scheduler or a function of the
+        optimizer.
+    model_parameters: the parameters to train, or groups of them; None: all that require gradients.
     training_data: a data set; engine.training_dataloader gives this rank its batches.
-    auto: values in place of "auto", by dotted paths such as "optimizer.params.lr".
-    dist_init_required: for DeepSpeed's sake.
+    auto: values that replace "auto", by dotted paths such as "optimizer.params.lr".
+    dist_init_required: accepted for compatibility with DeepSpeed, and ignored.
 
-    Raises ConfigError on all ranks, before anything is made, for a configuration that cannot be
-    carried out, or differs between ranks; BackendUnavailable without torch.
+    Raises ConfigError on all ranks, before anything is made, for a configuration that is not
+    supported or differs between ranks; BackendUnavailable without torch.
     """
     del dist_init_required
     if mpu is not None:
@@ -111,14 +113,16 @@ def initialize(
 
 
 def init_distributed(dist_backend: str | None = None, **_: object) -> None:
-    """Have a process group: torch.distributed's, of the backend "torsh", unless there is one.
-    Arguments are for DeepSpeed's sake."""
+    """Create torch.distributed's process group with the backend "torsh", unless there is one.
+
+    Arguments are accepted for compatibility with DeepSpeed, and ignored.
+    """
     del dist_backend
     _making().init_distributed()
 
 
 def add_config_arguments(parser: Any) -> Any:
-    """The parser, an argparse.ArgumentParser, with --deepspeed and --deepspeed_config."""
+    """Add --deepspeed and --deepspeed_config to an argparse.ArgumentParser, and return it."""
     group = parser.add_argument_group("DeepSpeed", "DeepSpeed configurations")
     group.add_argument("--deepspeed", default=False, action="store_true", help="has no effect")
     group.add_argument("--deepspeed_config", default=None, help="a JSON file")
@@ -139,8 +143,11 @@ def _making() -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    """`comm` has what torch.distributed has, which init_distributed() makes a group of;
-    `DeepSpeedEngine` is what initialize() returns."""
+    """Import `comm` or `DeepSpeedEngine` when it is first used.
+
+    `comm` has torch.distributed's names, whose default group init_distributed() creates.
+    `DeepSpeedEngine` is the class of initialize()'s result.
+    """
     if name == "comm":
         _making()
         return import_module(f"{__name__}.comm")

@@ -1,4 +1,4 @@
-"""torch.distributed, for programs with `import deepspeed.comm as dist`."""
+"""Passes on torch.distributed, for programs with `import deepspeed.comm as dist`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch.distributed
 
 
 def __getattr__(name: str) -> Any:
-    """As torch.distributed's."""
+    """Return torch.distributed's attribute of this name."""
     return getattr(torch.distributed, name)

@@ -1,4 +1,4 @@
-"""DeepSpeedConfig: a DeepSpeed configuration, checked, and in this project's terms."""
+"""Defines DeepSpeedConfig, which checks a configuration and translates it to this project's."""
 
 from __future__ import annotations
 
@@ -26,52 +26,54 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "bfp16": "b
 _DTYPES |= {name: name for name in ("float32", "float16", "bfloat16")}
 _REFUSED = {"onebitadam", "zerooneadam", "onebitlamb", "lamb", "lion", "muon"}
 _REFUSED |= {"muadam", "muadamw", "musgd"}
-"""Optimizers that are DeepSpeed's own, in small letters."""
+"""Lower-case names of optimizers that are DeepSpeed's own."""
 _NEEDED = (
     "optimizer.params.lr",
     "scheduler.params.total_num_steps",
     "scheduler.params.warmup_num_steps",
 )
-"""Keys for whose "auto" no value can be found here."""
+"""Keys for which "auto" cannot be resolved here."""
 
 
 class BatchSizes(NamedTuple):
-    """How many samples make a step."""
+    """Gives the number of samples in a step."""
 
     train: int
-    """On all ranks, in all backward passes."""
+    """Samples of all ranks in all backward passes of a step."""
     micro: int
-    """On a rank, in one backward pass."""
+    """Samples of one rank in one backward pass."""
     accumulation: int
-    """Backward passes for each step."""
+    """Backward passes in each step."""
 
 
 class LossScale(NamedTuple):
-    """How losses are scaled for float16."""
+    """Gives the rules for scaling losses in float16."""
 
     static: float
-    """0: the scale follows overflows."""
+    """Fixed scale; 0 means that the scale follows overflows."""
     initial: float
     window: int
     hysteresis: int
     refills: bool
-    """Whether a step without overflow restores the hysteresis."""
+    """True if a step without overflow restores the hysteresis."""
     minimum: float
 
 
 @dataclass(frozen=True)
 class DeepSpeedConfig:
-    """A DeepSpeed configuration. ConfigError, before anything else is done, that names all keys
-    that are unknown, of a wrong type, refused or contradictory.
+    """Holds a checked DeepSpeed configuration.
 
         config = DeepSpeedConfig.from_file("ds_config.json")
         model = tr.FullyShardedDataParallel(model, config=config.to_fsdp_config())
+
+    Raises ConfigError, before anything else is done, naming all keys that are unknown, of a wrong
+    type, refused or contradictory.
     """
 
     given: Mapping[str, Any]
-    """The configuration, as the JSON file has it."""
+    """The configuration as the JSON file has it."""
     auto: Mapping[str, Any] = field(default_factory=dict)
-    """Values in place of "auto", by dotted paths such as "optimizer.params.lr"."""
+    """Values that replace "auto", by dotted paths such as "optimizer.params.lr"."""
     values: Mapping[str, Any] = field(init=False)
     """The configuration without keys that are still "auto"."""
 
@@ -96,49 +98,52 @@ class DeepSpeedConfig:
     def from_file(
         cls, path: str | Path, *, auto: Mapping[str, Any] | None = None
     ) -> DeepSpeedConfig:
-        """The configuration in a JSON file. auto: values in place of "auto", by dotted paths."""
+        """Read the configuration from a JSON file.
+
+        auto: values that replace "auto", by dotted paths.
+        """
         return cls(reading.read(path), auto or {})
 
     def get(self, path: str, default: Any = None) -> Any:
-        """The value at a dotted path; the default if it is absent, null or "auto"."""
+        """Return the value at a dotted path, or the default if it is absent, null or "auto"."""
         found = _at(self.values, path)
         return default if found is None else found
 
     def is_auto(self, path: str) -> bool:
-        """Whether the value at a dotted path is "auto", and none was given in its place."""
+        """Return whether the value at a dotted path is "auto" and was not replaced."""
         return path not in self.auto and bool(_at(self.given, path) == reading.AUTO)
 
     @property
     def without_effect(self) -> list[str]:
-        """The keys that are given and change nothing here."""
+        """Return the configuration's keys that have no effect here."""
         return reading.without_effect(self.values)
 
     @property
     def stage(self) -> int:
-        """The stage of ZeRO, 0 to 3."""
+        """Return the stage of ZeRO, 0 to 3."""
         return int(self.get("zero_optimization.stage", 0))
 
     @property
     def computed_dtype(self) -> str | None:
-        """The dtype of copies that passes compute with; None: the parameters' own."""
+        """Return the dtype of the copies used in passes; None means the parameters' own."""
         names = {"fp16": "float16", "bf16": "bfloat16"}
         return next((names[each] for each in names if self.get(f"{each}.enabled")), None)
 
     @property
     def autocast_dtype(self) -> str | None:
-        """The dtype of torch.autocast around the model; None: without."""
+        """Return the dtype of torch.autocast around the model; None means no autocast."""
         if not self.get("torch_autocast.enabled"):
             return None
         return _dtype("torch_autocast.dtype", self.get("torch_autocast.dtype", "bfloat16"))
 
     @property
     def gradient_clipping(self) -> float:
-        """The norm that gradients may have; 0: any."""
+        """Return the largest norm that gradients may have; 0 means any."""
         return float(self.get("gradient_clipping", 1.0))
 
     @property
     def loss_scale(self) -> LossScale | None:
-        """How losses are scaled; None: not at all."""
+        """Return how losses are scaled; None means that they are not."""
         if "float16" not in (self.computed_dtype, self.autocast_dtype):
             return None
         return LossScale(
@@ -152,18 +157,21 @@ class DeepSpeedConfig:
 
     @property
     def activation_checkpointing(self) -> bool:
-        """Whether units compute everything once more in the backward pass."""
+        """Return whether units recompute their activations in the backward pass."""
         names = ("partition_activations", "cpu_checkpointing", "number_checkpoints")
         return any(self.get(f"activation_checkpointing.{name}") for name in names)
 
     @property
     def is_fully_sharded(self) -> bool:
-        """Whether FullyShardedDataParallel wraps the model, and not DistributedDataParallel."""
+        """Return whether FullyShardedDataParallel, not DistributedDataParallel, wraps the model."""
         is_mixed = self.computed_dtype is not None
         return self.stage > 0 or is_mixed or self.activation_checkpointing
 
     def batch_sizes(self, world_size: int) -> BatchSizes:
-        """Of so many ranks. ConfigError if they do not multiply, or none is given."""
+        """Return the batch sizes for `world_size` ranks.
+
+        Raises ConfigError if they are inconsistent, or if none is given.
+        """
         train, micro, steps = (self.get(name) for name in (_BATCH, _MICRO, _STEPS))
         if train is None and micro is None:
             raise ConfigError(
@@ -189,7 +197,7 @@ class DeepSpeedConfig:
         return BatchSizes(int(train), int(micro), int(steps))
 
     def to_fsdp_config(self) -> FsdpConfig:
-        """How FullyShardedDataParallel shards the model as the stage says."""
+        """Return the configuration with which FullyShardedDataParallel carries out the stage."""
         strategies = (
             ShardingStrategy.NO_SHARD,
             ShardingStrategy.SHARD_GRAD_OP,
@@ -214,8 +222,11 @@ class DeepSpeedConfig:
         )
 
     def to_ddp_config(self) -> BucketConfig:
-        """How DistributedDataParallel averages gradients. ConfigError for what it cannot do: stages
-        that shard, copies in other dtypes and activation checkpointing."""
+        """Return the configuration with which DistributedDataParallel averages gradients.
+
+        Raises ConfigError for what it does not support: stages that shard, copies in other dtypes
+        and activation checkpointing.
+        """
         if self.is_fully_sharded:
             raise ConfigError(
                 f"DistributedDataParallel has neither ZeRO (stage {self.stage}) nor fp16, bf16 and "
@@ -237,12 +248,12 @@ class DeepSpeedConfig:
         return None if name is None else _dtype("communication_data_type", name)
 
     def _of_zero(self, name: str) -> Any:
-        """By the name in the documentation, or the one in the code."""
+        """Return ZeRO's value by the name in DeepSpeed's documentation, or by that in its code."""
         found = self.get(f"zero_optimization.stage3_{name}")
         return self.get(f"zero_optimization.{name}") if found is None else found
 
     def _offloads(self, what: str) -> bool:
-        """Whether parameters ("param") or the optimizer's state ("optimizer") lie on the CPU."""
+        """Return whether parameters ("param") or optimizer state ("optimizer") are on the CPU."""
         older = {
             "optimizer": ["cpu_offload"],
             "param": ["cpu_offload_param", "cpu_offload_params"],
@@ -253,7 +264,7 @@ class DeepSpeedConfig:
         return section is not None and section.get("device", "none") != "none"
 
     def _check_together(self) -> None:
-        """ConfigError that names all values that contradict each other, or make no sense."""
+        """Raise ConfigError naming all values that contradict each other or are invalid."""
         problems = [*self._contradictions(), *self._wrong_numbers()]
         if problems:
             raise ConfigError(f"the DeepSpeed configuration cannot be used: {'; '.join(problems)}")

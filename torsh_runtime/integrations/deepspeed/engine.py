@@ -1,5 +1,7 @@
-"""DeepSpeedEngine: a model with its optimizer, schedule and loss scale, trained as DeepSpeed's
-engine of this name is."""
+"""Defines DeepSpeedEngine, which trains a model with DeepSpeed's interface.
+
+It holds the model, its optimizer, its schedule and its loss scale.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from torsh_runtime.parallel.clipping import clip_grad_norm_
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What initialize() has made."""
+    """Holds the objects that initialize() made."""
 
     wrapper: Any
     """The model in DistributedDataParallel or FullyShardedDataParallel."""
@@ -34,15 +36,16 @@ class Parts:
 
 
 class DeepSpeedEngine:
-    """A model that is trained by three calls for each batch:
+    """Trains a model with three calls for each batch:
 
         loss = engine(inputs)
         engine.backward(loss)
         engine.step()
 
     step() steps the optimizer once in gradient_accumulation_steps. All ranks make the same calls.
-    What the engine has not is the model's, such as parameters() and state_dict(). It can be taken
-    apart as what deepspeed.initialize() returns: engine, optimizer, dataloader, schedule.
+    Attributes that the engine lacks are the model's, such as parameters() and state_dict(). The
+    engine can be unpacked like the result of deepspeed.initialize(): engine, optimizer, dataloader,
+    schedule.
     """
 
     def __init__(self, config: DeepSpeedConfig, group: ProcessGroup, parts: Parts) -> None:
@@ -60,7 +63,7 @@ class DeepSpeedEngine:
         self._norm: float | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        """The engine, its optimizer, the loader of training_data and the schedule."""
+        """Yield the engine, its optimizer, the loader of training_data and the schedule."""
         yield from (self, self.optimizer, self.training_dataloader, self.lr_scheduler)
 
     def __getattr__(self, name: str) -> Any:
@@ -70,12 +73,12 @@ class DeepSpeedEngine:
 
     @property
     def module(self) -> Any:
-        """The model itself."""
+        """Return the unwrapped model."""
         return self.wrapper.module
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Return the device of the model's parameters."""
         found: torch.device = next(self.wrapper.parameters()).device
         return found
 
@@ -90,17 +93,23 @@ class DeepSpeedEngine:
     forward = __call__
 
     def backward(self, loss: Any, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Any:
-        """Add up the gradients of a loss, which is divided by gradient_accumulation_steps unless
-        scale_wrt_gas is false; the last pass of a step averages them over ranks. The loss, so
-        divided."""
+        """Accumulate the gradients of a loss, and return the loss.
+
+        The loss is divided by gradient_accumulation_steps unless scale_wrt_gas is false. The last
+        pass of a step averages the gradients over ranks. The returned loss is divided likewise.
+        """
         scaled = self.scale(loss) if scale_wrt_gas else self._scaled(loss)
         with self._accumulating():
             scaled.backward(retain_graph=retain_graph)
         return loss / self.batch_sizes.accumulation if scale_wrt_gas else loss
 
     def scale(self, loss: Any) -> Any:
-        """A loss for `engine.scale(loss).backward()`, which does as engine.backward(loss) does: it
-        is divided by gradient_accumulation_steps and, with float16, multiplied with the scale."""
+        """Return a loss for `engine.scale(loss).backward()`, which does what engine.backward(loss)
+        does.
+
+        The loss is divided by gradient_accumulation_steps and, with float16, multiplied by the
+        scale.
+        """
         return self._scaled(_checked(loss) / self.batch_sizes.accumulation)
 
     def _scaled(self, loss: Any) -> Any:
@@ -108,8 +117,11 @@ class DeepSpeedEngine:
         return _checked(loss) if self.scaler is None else self.scaler.scale(_checked(loss).float())
 
     def step(self) -> None:
-        """Step the optimizer and the schedule, if this is the end of an accumulation, and drop the
-        gradients. With float16 a step whose gradients are not finite is skipped on all ranks."""
+        """Step the optimizer and the schedule if this ends an accumulation, and drop the gradients.
+
+        With float16 a step whose gradients are not finite is skipped on all ranks. Raises
+        ConfigError without an optimizer, or if the loss was neither divided nor scaled as needed.
+        """
         if self.optimizer is None:
             raise ConfigError(
                 "step() needs an optimizer: name one in the DeepSpeed configuration, or pass it to "
@@ -127,7 +139,7 @@ class DeepSpeedEngine:
         self.micro_steps += 1
 
     def _step_optimizer(self) -> None:
-        if not self._is_averaged:  # the model was called without the engine
+        if not self._is_averaged:  # the model was called directly
             self.wrapper.reduce_gradients()
         has_stepped = self._apply()
         self.wrapper.zero_grad()
@@ -146,7 +158,9 @@ class DeepSpeedEngine:
             )
 
     def _apply(self) -> bool:
-        """Clip, and step the optimizer unless gradients have overflown."""
+        """Clip the gradients, and step the optimizer unless they overflowed; return whether it
+        stepped.
+        """
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         if self.config.gradient_clipping:
@@ -159,8 +173,10 @@ class DeepSpeedEngine:
         return not self.scaler.has_overflown
 
     def _accumulating(self) -> AbstractContextManager[None]:
-        """Within it gradients are added up without being averaged. Stages 2 and 3 average in each
-        backward pass, so that no rank has whole gradients."""
+        """Return a context in which gradients are accumulated without being averaged.
+
+        Stages 2 and 3 average in each backward pass, so that no rank has whole gradients.
+        """
         if self.is_gradient_accumulation_boundary() or self.config.stage >= 2:
             return nullcontext()
         found: AbstractContextManager[None] = self.wrapper.no_sync()
@@ -176,18 +192,18 @@ class DeepSpeedEngine:
         return found
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the next step() steps the optimizer."""
+        """Return whether the next step() steps the optimizer."""
         if self._boundary is not None:
             return self._boundary
         return (self.micro_steps + 1) % self.batch_sizes.accumulation == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Say so, in place of counting calls of step()."""
+        """Set whether the next step() steps the optimizer, in place of counting calls of step()."""
         self._boundary = is_boundary
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """A block in which gradients are added up, and step() is not called."""
+        """Accumulate gradients without averaging in this block, in which step() is not called."""
         before, self._boundary = self._boundary, False
         try:
             yield
@@ -195,66 +211,66 @@ class DeepSpeedEngine:
             self._boundary = before
 
     def train(self, mode: bool = True) -> DeepSpeedEngine:
-        """As the model's."""
+        """Set the model's training mode, and return the engine."""
         self.wrapper.train(mode)
         return self
 
     def eval(self) -> DeepSpeedEngine:
-        """As the model's."""
+        """Set the model's evaluation mode, and return the engine."""
         return self.train(False)
 
     def train_batch_size(self) -> int:
-        """Samples of a step, of all ranks."""
+        """Return the number of samples of a step over all ranks."""
         return self.batch_sizes.train
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Samples of a backward pass on a rank."""
+        """Return the number of samples of a backward pass on a rank."""
         return self.batch_sizes.micro
 
     def gradient_accumulation_steps(self) -> int:
-        """Backward passes for each step."""
+        """Return the number of backward passes in each step."""
         return self.batch_sizes.accumulation
 
     def zero_optimization_stage(self) -> int:
-        """The stage of ZeRO."""
+        """Return the stage of ZeRO."""
         return self.config.stage
 
     def zero_optimization(self) -> bool:
-        """Whether the stage is more than 0."""
+        """Return whether the stage of ZeRO is above 0."""
         return self.config.stage > 0
 
     def fp16_enabled(self) -> bool:
-        """Whether passes compute in float16."""
+        """Return whether passes compute in float16."""
         return self.config.computed_dtype == "float16"
 
     def bfloat16_enabled(self) -> bool:
-        """Whether passes compute in bfloat16."""
+        """Return whether passes compute in bfloat16."""
         return self.config.computed_dtype == "bfloat16"
 
     def gradient_clipping(self) -> float:
-        """The largest norm of the gradient; 0: any."""
+        """Return the largest norm that the gradient may have; 0 means any."""
         return self.config.gradient_clipping
 
     def get_lr(self) -> list[float]:
-        """The learning rate of each group of the optimizer."""
+        """Return the learning rate of each parameter group of the optimizer."""
         return [] if self.optimizer is None else [g["lr"] for g in self.optimizer.param_groups]
 
     def get_mom(self) -> list[Any]:
-        """The momentum or the betas of each group of the optimizer."""
+        """Return the betas or the momentum of each parameter group of the optimizer."""
         groups = [] if self.optimizer is None else self.optimizer.param_groups
         return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
 
     def get_global_grad_norm(self) -> float | None:
-        """The norm of the last step's gradient before it was clipped; None without clipping."""
+        """Return the norm of the last step's gradient before clipping; None without clipping."""
         return self._norm
 
     def loss_scale(self) -> float:
-        """What losses are multiplied with; 1 without float16."""
+        """Return the factor by which losses are multiplied; 1 without float16."""
         return 1.0 if self.scaler is None else self.scaler.get_scale()
 
     @property
     def cur_scale(self) -> float:
-        """As loss_scale()."""
+        """Return loss_scale()."""
         return self.loss_scale()
 
     def save_checkpoint(
@@ -264,14 +280,15 @@ class DeepSpeedEngine:
         client_state: dict[str, Any] | None = None,
         save_latest: bool = True,
     ) -> bool:
-        """Save model, optimizer, schedule, scale and counters, and `client_state`: numbers, texts,
-        arrays, and lists, tuples and dicts of them. All ranks call it.
+        """Save the model, optimizer, schedule, scale, counters and `client_state`. All ranks call
+        it.
 
-        tag: the name in save_dir, which all ranks see; None: "global_step" and the number of the
-            step. Saving the same tag again replaces what was there.
-        save_latest: have load_checkpoint() find it without a tag.
+        client_state: numbers, strings, arrays, and lists, tuples and dicts of them.
+        tag: the checkpoint's name in save_dir, which all ranks can access; None: "global_step" and
+            the number of the step. Saving under a tag again replaces the older checkpoint.
+        save_latest: have load_checkpoint() find this checkpoint without a tag.
 
-        Raises CheckpointError on all ranks if one of them cannot write.
+        Returns True. Raises CheckpointError on all ranks if one of them cannot write.
         """
         saving.save(self, Path(save_dir), tag, client_state or {}, save_latest)
         return True
@@ -285,10 +302,11 @@ class DeepSpeedEngine:
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
     ) -> tuple[str | None, dict[str, Any]]:
-        """Load what save_checkpoint() saved, on any number of ranks with any stage. Returns its
-        path and client_state; (None, {}) without a tag if there is none. All ranks call it.
+        """Load a checkpoint of save_checkpoint(), on any number of ranks with any stage.
 
-        Raises CheckpointError on all ranks for a tag that is not there or does not fit.
+        Returns its path and client_state; (None, {}) if no tag is given and there is no checkpoint.
+        All ranks call it. Raises CheckpointError on all ranks for a tag that does not exist or does
+        not fit.
         """
         leave_out = {
             "optimizer": load_module_only or not load_optimizer_states,
@@ -302,37 +320,39 @@ class DeepSpeedEngine:
     def save_16bit_model(
         self, save_dir: str | Path, save_filename: str = "pytorch_model.bin"
     ) -> bool:
-        """Have rank 0 write the model's whole state_dict() by torch.save, in float16 or bfloat16 if
-        passes compute in it. All ranks call it."""
+        """Have rank 0 write the model's whole state_dict() with torch.save. All ranks call it.
+
+        Its values are float16 or bfloat16 if passes compute in that dtype. Returns True.
+        """
         saving.save_model(self, Path(save_dir), save_filename)
         return True
 
     save_fp16_model = save_16bit_model
 
     def state_dict(self) -> dict[str, Any]:
-        """The model's own, whole, under the names of the bare model. All ranks call it."""
+        """Return the model's whole state under the unwrapped model's names. All ranks call it."""
         found: dict[str, Any] = self._whole().state_dict()
         return found
 
     def destroy(self) -> None:
-        """Drop the gradients. The model's memory goes with the engine."""
+        """Drop the gradients. The model's memory is freed with the engine."""
         self.wrapper.zero_grad()
 
     module_state_dict = state_dict
 
     def load_state_dict(self, state_dict: dict[str, Any], strict: bool = True) -> Any:
-        """Take over what state_dict() gave. All ranks call it."""
+        """Load the result of state_dict(). All ranks call it."""
         return self._whole().load_state_dict(state_dict, strict=strict)
 
     load_module_state_dict = load_state_dict
 
     def _whole(self) -> Any:
-        """What reads and sets whole parameters by the names of the bare model."""
+        """Return the module that reads and sets whole parameters by the unwrapped model's names."""
         return self.wrapper if self.config.is_fully_sharded else self.module
 
 
 def _checked(loss: Any) -> torch.Tensor:
-    """A loss, which is one number. ConfigError for anything else."""
+    """Return the loss if it is a tensor of one number; raise ConfigError otherwise."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss
     is_tensor = isinstance(loss, torch.Tensor)

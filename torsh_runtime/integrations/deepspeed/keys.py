@@ -1,4 +1,4 @@
-"""The keys of a DeepSpeed configuration: what this project does with each of them."""
+"""Describes how this project treats each key of a DeepSpeed configuration."""
 
 from __future__ import annotations
 
@@ -8,43 +8,44 @@ from typing import Any
 
 
 class Fate(Enum):
-    """What becomes of a key."""
+    """Tells how a key is treated."""
 
     USED = "used"
-    """It is carried out."""
+    """The key is carried out."""
     REFUSED = "refused"
-    """ConfigError, unless the value asks for nothing."""
+    """The key raises ConfigError, unless its value leaves the feature off."""
     NO_EFFECT = "no effect"
-    """It is accepted, and changes nothing."""
+    """The key is accepted and changes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Keys of one section that have the same fate for the same reason."""
+    """Describes keys of one section that are treated alike for the same reason."""
 
     section: str
-    """The dotted path of the section, "" for the top level; "*" stands for any one name."""
+    """The dotted path of the section, "" for the top level; "*" matches any one name."""
     names: str
-    """Names with kinds, such as "stage:int nvme_path:str?"; without a kind any value will do, and
-    "?" allows null. "" for a section whose keys have any name."""
+    """Names with kinds, such as "stage:int nvme_path:str?"; a name without a kind takes any value,
+    and "?" allows null. "" for a section whose keys may have any name.
+    """
     fate: Fate
     why: str
     idle: tuple[Any, ...] = ()
-    """Values that ask for nothing: a refused key may have them."""
+    """Values of a refused key that leave the feature off, and so are accepted."""
 
     def kinds(self) -> dict[str, str]:
-        """The kind of each key, by its name."""
+        """Return the kind of each key by its name."""
         parts = (each.partition(":") for each in self.names.split())
         return {name: kind or "any" for name, _, kind in parts}
 
     def titles(self) -> list[str]:
-        """The dotted paths of all its keys."""
+        """Return the dotted paths of all keys."""
         prefix = f"{self.section}." if self.section else ""
         return [prefix + name for name in self.kinds() or {"*": ""}]
 
 
 def markdown(table: tuple[Keys, ...]) -> str:
-    """The table as docs/deepspeed.md has it."""
+    """Return the table as docs/deepspeed.md has it."""
     lines = ["| section | keys | | |", "|---|---|---|---|"]
     for each in table:
         names = ", ".join(f"`{name}`" for name in each.kinds()) or "any"

@@ -1,4 +1,4 @@
-"""Keys of monitoring, and of what other parts of this project do, or nothing here does."""
+"""Keys of monitoring, and of features that this project has elsewhere or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""initialize(): makes an engine of a model and a DeepSpeed configuration."""
+"""Carries out initialize(): makes an engine of a model and a DeepSpeed configuration."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Source = DeepSpeedConfig | Mapping[str, Any] | str | Path | None
 
 
 def init_distributed() -> None:
-    """Have torch.distributed's default group on the backend "torsh", unless a group is there."""
+    """Create torch.distributed's default group with the backend "torsh", unless a group exists."""
     if not has_default_group() and not dist.is_initialized():
-        import torsh_runtime.integrations.torch  # noqa: F401  (which makes the backend known)
+        import torsh_runtime.integrations.torch  # noqa: F401  (it registers the backend)
 
         dist.init_process_group("torsh")
 
@@ -45,7 +45,7 @@ def make_engine(
     lr_scheduler: Any = None,
     collate_fn: Any = None,
 ) -> DeepSpeedEngine:
-    """As initialize(), with the configuration or where it is."""
+    """Carry out initialize(). `source` is the configuration or its path."""
     init_distributed()
     group = group_of(None)
     config = _agreed_config(group, source, auto, model, optimizer, lr_scheduler)
@@ -71,8 +71,10 @@ def _agreed_config(
     optimizer: Any,
     lr_scheduler: Any,
 ) -> DeepSpeedConfig:
-    """The configuration, the same on all ranks. ConfigError on all of them if one cannot have it,
-    or if they differ."""
+    """Return the configuration, which is the same on all ranks.
+
+    Raises ConfigError on all ranks if one cannot read it, or if the ranks differ.
+    """
     config = DeepSpeedConfig({})
     with Attempt() as attempt:
         config = _read(source, auto)
@@ -123,7 +125,7 @@ def _wrapped(config: DeepSpeedConfig, model: Any) -> Any:
     if not config.is_fully_sharded:
         return DistributedDataParallel(model, config=config.to_ddp_config())
     if config.computed_dtype is not None:
-        model.float()  # what the optimizer changes; passes get copies
+        model.float()  # the optimizer changes these parameters; passes use copies
     return FullyShardedDataParallel(model, config=config.to_fsdp_config())
 
 

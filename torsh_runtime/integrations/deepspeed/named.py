@@ -1,4 +1,4 @@
-"""Arguments that a configuration gives a class by name."""
+"""Checks the arguments that a configuration gives to a class by name."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from torsh_runtime.errors import ConfigError
 
 
 def with_known(what: str, made: Any, params: Mapping[str, Any]) -> None:
-    """ConfigError for names that are none of the arguments of a class, its first one aside, or
-    without those that it needs."""
+    """Raise ConfigError for unknown or missing arguments of a class, its first one aside."""
     _, *known = inspect.signature(made).parameters.values()
     names = [each.name for each in known]
     for name in params:

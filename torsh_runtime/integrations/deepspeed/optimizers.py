@@ -1,4 +1,4 @@
-"""The optimizer that a DeepSpeed configuration names."""
+"""Makes the optimizer that a DeepSpeed configuration names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ _LOWER = {"adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "sgd": "SGD"}
 
 
 def check_optimizer(kind: str, params: Mapping[str, Any]) -> None:
-    """ConfigError for an optimizer that is not there, or has no such arguments."""
+    """Raise ConfigError for an unknown optimizer, or for arguments that it does not take."""
     made, named = _class_and_arguments(kind, params)
     with_known(f"optimizer.params of {kind}", made, named)
 
 
 def make_optimizer(kind: str, params: Mapping[str, Any], parameters: Any) -> Any:
-    """The optimizer of this name over parameters, or groups of them."""
+    """Make the optimizer of this name for parameters, or for groups of them.
+
+    Raises ConfigError if it rejects its arguments.
+    """
     made, named = _class_and_arguments(kind, params)
     try:
         return made(parameters, **named)

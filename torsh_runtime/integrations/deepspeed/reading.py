@@ -15,9 +15,9 @@ from torsh_runtime.integrations.deepspeed.keys_of_training import TRAINING
 from torsh_runtime.integrations.deepspeed.keys_of_zero import ZERO
 
 TABLE: tuple[Keys, ...] = (*TRAINING, *ZERO, *OTHERS)
-"""All keys of DeepSpeed's configuration."""
+"""The keys of DeepSpeed's configuration."""
 AUTO = "auto"
-"""A value that whoever reads the configuration fills in."""
+"""The value that a reader of the configuration fills in."""
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "int": ((int,), "a whole number"),
     "num": ((int, float), "a number"),
@@ -30,8 +30,10 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The configuration in a file. ConfigError for one that cannot be read, is no JSON or has a
-    key twice."""
+    """Return the configuration in a file.
+
+    Raises ConfigError for a file that cannot be read, is no JSON object or has a key twice.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -53,8 +55,11 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def with_values(given: Mapping[str, Any], auto: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy with the values of `auto`, by dotted paths, in place of "auto". ConfigError for a path
-    where the configuration does not say "auto"."""
+    """Return a copy in which the values of `auto`, by dotted paths, replace "auto".
+
+    Raises ConfigError for a path where the configuration does not say "auto", and for values that
+    JSON cannot represent.
+    """
     values = json.loads(json.dumps(given)) if _is_plain(given) else _refuse_values(given)
     for path, value in auto.items():
         *sections, name = path.split(".")
@@ -68,7 +73,7 @@ def with_values(given: Mapping[str, Any], auto: Mapping[str, Any]) -> dict[str, 
 
 
 def check(values: Mapping[str, Any]) -> None:
-    """ConfigError that names each key that is unknown, of a wrong type or refused."""
+    """Raise ConfigError naming each key that is unknown, of a wrong type or refused."""
     problems = [*_problems(values, "", "")]
     if problems:
         raise ConfigError(
@@ -79,7 +84,7 @@ def check(values: Mapping[str, Any]) -> None:
 
 
 def without_effect(values: Mapping[str, Any]) -> list[str]:
-    """The dotted paths of the keys that are given and change nothing."""
+    """Return the dotted paths of the given keys that have no effect."""
     return [
         path
         for path, entry in _entries(values, "", "")
@@ -88,18 +93,18 @@ def without_effect(values: Mapping[str, Any]) -> list[str]:
 
 
 def asks(value: Any, entry: Keys) -> bool:
-    """Whether the value of a refused key asks for what is refused."""
+    """Return whether the value of a refused key turns the refused feature on."""
     if isinstance(value, Mapping):
         switches = [*_switches(value)]
         return any(switches) if switches else bool(value)
-    is_switch = isinstance(value, bool)  # and True is no 1
+    is_switch = isinstance(value, bool)  # True must not match 1
     return not any(value == i and isinstance(i, bool) is is_switch for i in entry.idle)
 
 
 def _entries(
     values: Mapping[str, Any], path: str, section: str
 ) -> Iterator[tuple[str, Keys | None]]:
-    """Each key that is given, with sections in it, and the entry of it; None if it is unknown."""
+    """Yield each key of the values and their sections with its entry; None if it is unknown."""
     for name, value in values.items():
         entry = _find(section, name)
         yield path + name, entry
@@ -128,7 +133,7 @@ def _problems(values: Mapping[str, Any], path: str, section: str) -> Iterator[st
 
 
 def _find(section: str, name: str) -> Keys | None:
-    """The entry of a key; section is one of the table's."""
+    """Return the entry of a key. `section` is the table's name of a section."""
     for entry in TABLE:
         if entry.section == section and (not entry.names or name in entry.kinds()):
             return entry
@@ -139,7 +144,7 @@ def _find(section: str, name: str) -> Keys | None:
 
 
 _OPEN = ("optimizer.params", "scheduler.params")
-"""Sections whose further keys are checked when the thing itself is made."""
+"""Sections whose further keys are checked when the object itself is made."""
 
 
 def _above(section: str) -> str:
@@ -147,7 +152,7 @@ def _above(section: str) -> str:
 
 
 def _inner(section: str, name: str) -> str | None:
-    """The table's name of the section that a key of a section is; None if its keys are unknown."""
+    """Return the table's name of the section below this key; None if its keys are not known."""
     for each in (_above(section) + name, f"{_above(section)}*"):
         if any(entry.section == each or entry.section.startswith(f"{each}.") for entry in TABLE):
             return each
@@ -155,7 +160,7 @@ def _inner(section: str, name: str) -> str | None:
 
 
 def _nearest(section: str, name: str) -> str:
-    """A hint at the known key that is most like it, here or in another section."""
+    """Return a hint naming the most similar known key, in this section or another."""
     here = [n for entry in TABLE if entry.section == section for n in entry.kinds()]
     found = difflib.get_close_matches(name, here, 1, 0.6)
     if found:
@@ -179,7 +184,7 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 def _switches(section: Mapping[str, Any]) -> Iterator[bool]:
-    """Whether each switch in a section is on."""
+    """Yield whether each switch in a section is on."""
     for name, value in section.items():
         if isinstance(value, Mapping):
             yield from _switches(value)

@@ -1,4 +1,4 @@
-"""Checkpoints of an engine: a directory of tags, each with what a Checkpointer writes."""
+"""Saves and loads an engine's checkpoints: a directory of tags, each written by a Checkpointer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def save(
     client_state: dict[str, Any],
     is_latest: bool,
 ) -> None:
-    """As DeepSpeedEngine.save_checkpoint()."""
+    """Carry out DeepSpeedEngine.save_checkpoint()."""
     name = _agreed_tag(engine, f"global_step{engine.global_steps}" if tag is None else str(tag))
     with Checkpointer(directory / name, keep_last=1, process_group=engine.process_group) as kept:
         kept.save(engine.global_steps, {**_state(engine), "client_state": client_state})
@@ -39,7 +39,7 @@ def save(
 def load(
     engine: DeepSpeedEngine, directory: Path, tag: object, left_out: Set[str]
 ) -> tuple[str | None, dict[str, Any]]:
-    """As DeepSpeedEngine.load_checkpoint(), without what is left out."""
+    """Carry out DeepSpeedEngine.load_checkpoint(), without the parts in `left_out`."""
     name = str(tag) if tag is not None else _noted(engine, directory)
     if not name:
         return None, {}
@@ -56,7 +56,7 @@ def load(
 
 
 def save_model(engine: DeepSpeedEngine, directory: Path, name: str) -> None:
-    """As DeepSpeedEngine.save_16bit_model()."""
+    """Carry out DeepSpeedEngine.save_16bit_model()."""
     state = engine.state_dict()
     dtype = engine.config.computed_dtype
     problem = ""
@@ -86,8 +86,11 @@ def _state(engine: DeepSpeedEngine) -> dict[str, Any]:
 
 
 def _agreed_tag(engine: DeepSpeedEngine, own: str) -> str:
-    """Rank 0's. ConfigError on all ranks for a name that leads elsewhere, and for different ones
-    if they are to fail."""
+    """Return rank 0's tag.
+
+    Raises ConfigError for a tag that is no plain name and, on all ranks, for different tags if the
+    configuration says so.
+    """
     if not own or Path(own).name != own or own == LATEST:
         raise ConfigError(f"tag {own!r} must be a plain name, and not {LATEST!r}")
     tags = texts_of_all(engine.process_group, own)
@@ -101,7 +104,7 @@ def _agreed_tag(engine: DeepSpeedEngine, own: str) -> str:
 
 
 def _note(engine: DeepSpeedEngine, directory: Path, tag: str) -> None:
-    """Have rank 0 write the tag, at once or not at all."""
+    """Have rank 0 write the tag atomically."""
     problem = ""
     if engine.global_rank == 0:
         try:
@@ -114,7 +117,7 @@ def _note(engine: DeepSpeedEngine, directory: Path, tag: str) -> None:
 
 
 def _noted(engine: DeepSpeedEngine, directory: Path) -> str:
-    """The tag that rank 0 reads; "" if there is none."""
+    """Return the tag that rank 0 reads; "" if there is none."""
     own = ""
     if engine.global_rank == 0 and (directory / LATEST).is_file():
         own = (directory / LATEST).read_text().strip()
@@ -122,6 +125,6 @@ def _noted(engine: DeepSpeedEngine, directory: Path) -> str:
 
 
 def _raise_of_first(engine: DeepSpeedEngine, what: str, problem: str) -> None:
-    """CheckpointError on all ranks if rank 0 has a problem."""
+    """Raise CheckpointError on all ranks if rank 0 has a problem."""
     error = CheckpointError(f"{what}: {problem}") if problem else None
     agree(engine.process_group, "a checkpoint", problem=error, error=CheckpointError)

@@ -1,4 +1,4 @@
-"""The scale of losses in float16, by the rules of DeepSpeed's fp16 section."""
+"""Scales losses in float16 by the rules of DeepSpeed's fp16 section."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torsh_runtime.parallel.scaler import ShardedGradScaler
 
 
 class LossScaler(ShardedGradScaler):
-    """A ShardedGradScaler whose scale halves when `hysteresis` overflows have been forgiven, and
-    doubles each `window` steps without one.
+    """Adapts the loss scale to overflows, by DeepSpeed's rules on top of ShardedGradScaler.
+
+    `hysteresis` - 1 overflows are forgiven, and each further one halves the scale. After each
+    `window` steps without an overflow the scale doubles, and overflows are forgiven again.
 
     Attributes: has_overflown (whether gradients of the last step were not finite).
     """
@@ -25,8 +27,10 @@ class LossScaler(ShardedGradScaler):
         self.has_overflown = False
 
     def update(self) -> None:
-        """Find the scale of the next step. GradientError on all ranks if gradients overflow at the
-        smallest scale."""
+        """Set the scale of the next step.
+
+        Raises GradientError on all ranks if gradients overflow at the smallest scale.
+        """
         if not self._is_finite:
             raise RuntimeError("update() follows step(), which was not called")
         self.has_overflown = not all(self._is_finite.values())
@@ -36,7 +40,7 @@ class LossScaler(ShardedGradScaler):
             self._follow(self._rules)
 
     def state_dict(self) -> dict[str, Any]:
-        """What load_state_dict() takes."""
+        """Return the state for load_state_dict()."""
         return {
             **super().state_dict(),
             "step_number": self._step_number,
@@ -45,7 +49,7 @@ class LossScaler(ShardedGradScaler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as the one did that gave this; with the scale of this one if it is static."""
+        """Restore the state that state_dict() returned, except a static scale."""
         own = self._scale
         super().load_state_dict(state_dict)
         self._scale = own if self._rules.static else self._scale

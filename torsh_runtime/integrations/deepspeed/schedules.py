@@ -1,4 +1,4 @@
-"""Learning rates over the steps of a training: DeepSpeed's schedules by their names."""
+"""Computes learning rates over the steps of a training: DeepSpeed's schedules by their names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Rates = float | Sequence[float]
 
 
 class Schedule:
-    """Learning rates of an optimizer's groups; step() after each of the optimizer's steps."""
+    """Sets the learning rates of an optimizer's groups. Call step() after each optimizer step."""
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
@@ -25,15 +25,17 @@ class Schedule:
 
     @abstractmethod
     def rates(self, step: int) -> list[float]:
-        """The rate of each group for the step that follows `step` + 1 others; -1 at first."""
+        """Return each group's rate for the step that follows `step` + 1 others; `step` is -1 at
+        first.
+        """
 
     def betas(self, step: int) -> tuple[float, float] | None:
-        """The betas of all groups at that time; None leaves them."""
+        """Return the betas of all groups for that step; None leaves them unchanged."""
         del step
         return None
 
     def get_last_lr(self) -> list[float]:
-        """The rates that the optimizer has."""
+        """Return the optimizer's current rates."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def step(self) -> None:
@@ -42,11 +44,11 @@ class Schedule:
         self._set()
 
     def state_dict(self) -> dict[str, Any]:
-        """What load_state_dict() takes."""
+        """Return the state for load_state_dict()."""
         return {"last_batch_iteration": self.last_batch_iteration}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on as the one did that gave this."""
+        """Restore the state that state_dict() returned, and set its rates."""
         self.last_batch_iteration = int(state_dict["last_batch_iteration"])
         self._set()
 
@@ -59,7 +61,7 @@ class Schedule:
                 group["betas"] = betas
 
     def _of_groups(self, name: str, given: Rates) -> list[float]:
-        """One for each group."""
+        """Return one value for each group. Raises ConfigError if the numbers differ."""
         count = len(self.optimizer.param_groups)
         found = [given] * count if isinstance(given, int | float) else [*given]
         if len(found) != count:
@@ -68,7 +70,7 @@ class Schedule:
 
 
 class LRRangeTest(Schedule):
-    """Rates that grow from a small one, to find out which is too large."""
+    """Raises rates from a small one, to find out which rate is too large."""
 
     def __init__(
         self,
@@ -85,14 +87,14 @@ class LRRangeTest(Schedule):
         self._set()
 
     def rates(self, step: int) -> list[float]:
-        """As Schedule."""
+        """Return each group's rate, as Schedule.rates() describes."""
         interval = (step + 1) / self._size
         interval = math.floor(interval) if self._in_stairs else interval
         return [each * (1 + self._growth * interval) for each in self._least]
 
 
 class OneCycle(Schedule):
-    """Rates that go up and down once while momentum goes down and up, and then decay."""
+    """Moves rates up and down once while momentum moves down and up, and then decays them."""
 
     def __init__(
         self,
@@ -127,7 +129,7 @@ class OneCycle(Schedule):
         self._set()
 
     def rates(self, step: int) -> list[float]:
-        """As Schedule."""
+        """Return each group's rate, as Schedule.rates() describes."""
         after = step - sum(self._sizes) + 1
         if step < 0:
             return self._low
@@ -138,7 +140,7 @@ class OneCycle(Schedule):
         return [each / factor for each in self._low]
 
     def betas(self, step: int) -> tuple[float, float] | None:
-        """As Schedule."""
+        """Return the betas of all groups, or None without cycled momentum."""
         if not self._moves_momentum:
             return None
         low, high, decay = self._momenta
@@ -150,7 +152,7 @@ class OneCycle(Schedule):
         return high * (1 + decay * after / self._decay_size if self._decay_size else 1.0), 0.99
 
     def _height(self, step: int) -> float:
-        """From 0 at both ends of the cycle to 1 between its halves."""
+        """Return the height in the cycle, from 0 at both ends to 1 between its halves."""
         first, second = self._sizes
         place = step % (first + second)
         is_first = place <= first
@@ -160,7 +162,7 @@ class OneCycle(Schedule):
 
 
 class WarmupLR(Schedule):
-    """Rates that grow, and stay then."""
+    """Raises rates during a warmup, and then keeps them."""
 
     def __init__(
         self,
@@ -179,7 +181,7 @@ class WarmupLR(Schedule):
         self._set()
 
     def rates(self, step: int) -> list[float]:
-        """As Schedule."""
+        """Return each group's rate, as Schedule.rates() describes."""
         share = 0.0 if step < 0 else self._share(step)
         return [a + (b - a) * share for a, b in zip(self._low, self._high, strict=True)]
 
@@ -188,7 +190,7 @@ class WarmupLR(Schedule):
 
 
 class WarmupDecayLR(WarmupLR):
-    """Rates that grow, and then fall in a line to the smallest one."""
+    """Raises rates during a warmup, and then lowers them linearly to the smallest one."""
 
     def __init__(
         self,
@@ -210,7 +212,7 @@ class WarmupDecayLR(WarmupLR):
 
 
 class WarmupCosineLR(Schedule):
-    """The optimizer's rates times a factor that grows, and then falls along a cosine."""
+    """Multiplies the optimizer's rates by a factor that grows, and then falls along a cosine."""
 
     def __init__(
         self,
@@ -229,7 +231,7 @@ class WarmupCosineLR(Schedule):
         self._set()
 
     def rates(self, step: int) -> list[float]:
-        """As Schedule."""
+        """Return each group's rate, as Schedule.rates() describes."""
         factor = 0.0 if step < 0 else self._factor(step)
         return [each * factor for each in self._own]
 
@@ -243,7 +245,7 @@ class WarmupCosineLR(Schedule):
 
 
 class _Warmup:
-    """How far a warmup is, from 0 to 1."""
+    """Computes the progress of a warmup, from 0 to 1."""
 
     def __init__(self, steps: int, kind: str) -> None:
         if kind not in ("log", "linear"):
@@ -262,13 +264,16 @@ _OWN["WarmupCosineLR"] = WarmupCosineLR  # type: ignore[assignment]
 
 
 def check_schedule(kind: str, params: Mapping[str, Any]) -> None:
-    """ConfigError for a schedule that is not there, or has no such arguments."""
+    """Raise ConfigError for an unknown schedule, or for arguments that it does not take."""
     made = _class_of(kind)
     with_known(f"scheduler.params of {kind}", made, params)
 
 
 def make_schedule(kind: str, params: Mapping[str, Any], optimizer: Any) -> Any:
-    """A schedule by its name in a configuration."""
+    """Make a schedule by its name in a configuration.
+
+    Raises ConfigError if it rejects its arguments.
+    """
     made = _class_of(kind)
     try:
         return made(optimizer, **params)

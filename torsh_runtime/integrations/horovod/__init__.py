@@ -1,4 +1,4 @@
-"""Horovod: `torch` has its interface to torch; its settings are here."""
+"""Holds Horovod's settings. The subpackage `torch` has its interface to torch."""
 
 from torsh_runtime.integrations.horovod.configuration import (
     HorovodCompressionConfig,

@@ -1,4 +1,4 @@
-"""Horovod's settings, from a file or a program, as torsh_runtime's."""
+"""Translates Horovod's settings, from a file or a program, into torsh_runtime's."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ _QUANTISED = {1: "onebit", 8: "int8", 16: "fp16"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorovodCompressionConfig:
-    """How gradients are compressed."""
+    """Configures how gradients are compressed."""
 
     compression_type: str = "None"
     """"None", "TopK", "RandomK", "Bernoulli", "Threshold" or "Quantization"."""
     compression_params: Mapping[str, float] = field(default_factory=dict)
-    """"k" of TopK and RandomK and "probability" of Bernoulli are the share that is sent;
-    "threshold" of Threshold, "bits" of Quantization: 1, 8 or 16."""
+    """Parameters by name: "k" of TopK and RandomK and "probability" of Bernoulli are the share that
+    is sent; "threshold" of Threshold; "bits" of Quantization: 1, 8 or 16.
+    """
     memory_optimization: bool | None = None
     """Has no effect."""
     compression_period: int = 1
-    """Has to be 1: the gradients of every step are compressed."""
+    """Must be 1: the gradients of every step are compressed."""
 
     def name(self) -> str | None:
-        """The compressor's, as torsh_runtime.compression.from_name() takes it; None of none.
-        ConfigError for what there is none of."""
+        """Return the compressor's name for torsh_runtime.compression.from_name(), or None.
+
+        Raises ConfigError for settings that are not supported.
+        """
         if self.compression_period != 1:
             raise ConfigError(
                 f"compression_period={self.compression_period}: only 1 is supported, which "
@@ -70,28 +73,28 @@ class HorovodCompressionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorovodElasticConfig:
-    """How many workers there may be."""
+    """Limits the number of workers of an elastic job."""
 
     min_workers: int
     max_workers: int
     initial_workers: int | None = None
-    """Has no effect: a job begins with as many as there are, from min_workers on."""
+    """Has no effect: a job starts with the workers that exist, at least min_workers."""
     discovery_server: str | None = None
-    """Has to be None: nodes meet at --rdzv-endpoint."""
+    """Must be None: nodes rendezvous at --rdzv-endpoint."""
     health_check_interval: float | None = None
-    """Has no effect: that a worker or a node is lost is noticed at once."""
+    """Has no effect: the loss of a worker or a node is noticed at once."""
     state_broadcast_timeout: float | None = None
-    """Has no effect: the process group's timeout counts."""
+    """Has no effect: the process group's timeout applies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorovodOptimizerFusionConfig:
-    """How gradients are put together."""
+    """Configures how gradients are combined into buckets."""
 
     enabled: bool = True
     """False is not supported: small gradients always share buckets."""
     fusion_threshold: int | None = 64 * _MEBIBYTE
-    """The most bytes that a bucket holds; None is torsh_runtime's default."""
+    """Largest size of a bucket in bytes; None is torsh_runtime's default."""
     cycle_time_ms: float | None = None
     """Has no effect: a bucket is averaged as soon as it is complete."""
     fusion_buffer_size: int | None = None
@@ -100,19 +103,19 @@ class HorovodOptimizerFusionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HorovodConfig:
-    """All settings. ConfigError for those that make no sense, or are not supported."""
+    """Holds all settings. Raises ConfigError for those that are invalid or not supported."""
 
     gradient_compression: HorovodCompressionConfig | None = None
     timeline: Any = None
-    """Has to be None: `torshctl trace` writes timelines."""
+    """Must be None: `torshctl trace` writes timelines."""
     elastic: HorovodElasticConfig | None = None
     optimizer_fusion: HorovodOptimizerFusionConfig | None = None
     backward_passes_per_step: int | None = None
-    """So many backward passes add up gradients before they are averaged."""
+    """Number of backward passes that accumulate gradients before they are averaged."""
     gradient_accumulation_steps: int | None = None
-    """The same; both together multiply."""
+    """Like backward_passes_per_step; if both are given, they multiply."""
     custom_ops: Mapping[str, str] | None = None
-    """Has to be empty."""
+    """Must be empty."""
 
     def __post_init__(self) -> None:
         if self.timeline is not None:
@@ -136,14 +139,14 @@ class HorovodConfig:
 
 
 class HorovodIntegration:
-    """Horovod's settings for programs that use torsh_runtime's own classes."""
+    """Translates Horovod's settings for programs that use torsh_runtime's own classes."""
 
     def __init__(self, config: HorovodConfig) -> None:
         self.config = config
 
     @classmethod
     def from_file(cls, path: str | Path) -> Self:
-        """From a JSON file. ConfigError for keys that there are not."""
+        """Read the settings from a JSON file. Raises ConfigError for unknown keys."""
         try:
             content = json.loads(Path(path).read_text())
         except (OSError, ValueError) as error:
@@ -160,12 +163,12 @@ class HorovodIntegration:
 
     @staticmethod
     def default_config() -> HorovodConfig:
-        """Buckets of 64 MiB."""
+        """Return settings with buckets of 64 MiB."""
         return HorovodConfig(optimizer_fusion=HorovodOptimizerFusionConfig())
 
     @staticmethod
     def config_with_topk_compression(k: float) -> HorovodConfig:
-        """Only this share of the gradients is sent: those that are largest in magnitude."""
+        """Return settings that send only the largest gradients, a share `k` of them."""
         return HorovodConfig(
             gradient_compression=HorovodCompressionConfig(
                 compression_type="TopK", compression_params={"k": k}
@@ -175,15 +178,17 @@ class HorovodIntegration:
 
     @staticmethod
     def config_with_elastic(min_workers: int, max_workers: int) -> HorovodConfig:
-        """So many workers."""
+        """Return settings for a job of `min_workers` to `max_workers` workers."""
         return HorovodConfig(
             elastic=HorovodElasticConfig(min_workers=min_workers, max_workers=max_workers),
             optimizer_fusion=HorovodOptimizerFusionConfig(),
         )
 
     def initialize(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
-        """Make the default process group, if there is none. ConfigError if the launcher has given
-        this process another place."""
+        """Create the default process group if there is none.
+
+        Raises ConfigError if the launcher gave this process other ranks or sizes.
+        """
         env = worker_env("env://", -1, -1)
         own = (env.rank, env.world_size, env.local_rank, env.local_world_size)
         if own != (rank, size, local_rank, local_size):
@@ -195,7 +200,7 @@ class HorovodIntegration:
             init_process_group()
 
     def to_ddp_config(self) -> BucketConfig:
-        """For DistributedDataParallel."""
+        """Return the configuration for DistributedDataParallel."""
         config, fusion = self.config, self.config.optimizer_fusion
         sizes: dict[str, Any] = {}
         if fusion is not None and fusion.fusion_threshold is not None:
@@ -209,13 +214,15 @@ class HorovodIntegration:
         )
 
     def to_compression_config(self) -> Compressor | None:
-        """The compressor; None of none."""
+        """Return the compressor, or None without compression."""
         name = self.to_ddp_config().gradient_compression
         return from_name(name) if isinstance(name, str) else None
 
     def to_elastic_config(self) -> ElasticAgent | None:
-        """Runs a function in that many workers, and again when one fails; None if the settings say
-        nothing of it."""
+        """Return an agent that runs a function in that many workers, and again when one fails.
+
+        Returns None if the settings have no elastic part.
+        """
         elastic = self.config.elastic
         if elastic is None:
             return None

@@ -1,6 +1,6 @@
-"""Ray: ranks in the workers of ray.train, and collectives between actors.
+"""Runs ranks in the workers of ray.train, and collectives between Ray actors.
 
-Importing this raises BackendUnavailable where ray is absent or too old.
+Importing this package raises BackendUnavailable if ray is missing or too old.
 """
 
 from torsh_runtime.integrations.requirement import Requirement

@@ -1,4 +1,4 @@
-"""TorshGroup: a group of Ray actors, as ray.util.collective calls it."""
+"""Defines TorshGroup, a group of Ray actors with the interface that ray.util.collective calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torsh_runtime.integrations.placed import Place, Rendezvous, await_ranks, se
 from torsh_runtime.store.hosted import HostedStore
 
 MEET = 60.0
-"""Seconds for the ranks of a group to come."""
+"""Seconds within which the ranks of a group must connect."""
 _PAUSE = 0.02
 _OPS = {
     RayOp.SUM: ReduceOp.SUM,
@@ -36,10 +36,15 @@ _OPS = {
 
 
 class TorshGroup(BaseGroup):
-    """One actor's end of a group. Tensors are numpy arrays or torch's; each comes in a list."""
+    """Represents one actor's end of a group.
+
+    Tensors are numpy arrays or torch's. Each is passed in a list.
+    """
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
-        """Meet the other ranks. CommTimeout names those that did not come in time."""
+        """Connect to the other ranks. Raises CommTimeout naming the ranks that did not connect in
+        time.
+        """
         super().__init__(world_size, rank, group_name)
         self._hosted: HostedStore | None = None
         job = ray.get_runtime_context().get_job_id()
@@ -53,7 +58,9 @@ class TorshGroup(BaseGroup):
 
     @contextmanager
     def _rendezvous(self, key: str) -> Iterator[Rendezvous]:
-        """Where the ranks meet, which rank 0 makes known under this key until they have."""
+        """Yield the rendezvous, which rank 0 publishes under this key until the ranks have
+        connected.
+        """
         if self.rank > 0:
             yield _made_known(key, self.world_size)
             return
@@ -70,11 +77,11 @@ class TorshGroup(BaseGroup):
 
     @property
     def process_group(self) -> ProcessGroup:
-        """The group itself."""
+        """Return the underlying process group."""
         return self._group
 
     def destroy_group(self) -> None:
-        """Leave the group; a peer that still needs this rank gets PeerLost."""
+        """Leave the group. A peer that still needs this rank gets PeerLost."""
         try:
             self._group.close()
         finally:
@@ -83,12 +90,12 @@ class TorshGroup(BaseGroup):
 
     @classmethod
     def backend(cls) -> str:
-        """Its name for Ray."""
+        """Return the backend's name for Ray."""
         return "TORSH"
 
     @classmethod
     def check_backend_availability(cls) -> bool:
-        """It is there wherever this is."""
+        """Return True: the backend is available wherever this module is."""
         return True
 
     def allreduce(self, tensor: list[Any], allreduce_options: Any = None) -> None:
@@ -96,11 +103,11 @@ class TorshGroup(BaseGroup):
         self._group.all_reduce(tensor[0], _op(allreduce_options))
 
     def barrier(self, barrier_options: Any = None) -> None:
-        """Return when all ranks have called this."""
+        """Wait until all ranks have called this."""
         self._group.barrier()
 
     def reduce(self, tensor: list[Any], reduce_options: Any) -> None:
-        """Reduce into the root's tensor; the others' keep their contents."""
+        """Reduce into the root's tensor. The other ranks' tensors are not changed."""
         self._group.reduce(tensor[0], reduce_options.root_rank, _op(reduce_options))
 
     def allgather(
@@ -110,21 +117,21 @@ class TorshGroup(BaseGroup):
         self._group.all_gather(tensor_list[0], tensor[0])
 
     def broadcast(self, tensor: list[Any], broadcast_options: Any) -> None:
-        """Copy the root's tensor into everyone's."""
+        """Copy the root's tensor to all ranks."""
         self._group.broadcast(tensor[0], broadcast_options.root_rank)
 
     def reducescatter(
         self, tensor: list[Any], tensor_list: list[Sequence[Any]], reducescatter_options: Any = None
     ) -> None:
-        """Reduce everyone's tensor_list[0][r] into rank r's tensor."""
+        """Reduce all ranks' tensor_list[0][r] into rank r's tensor."""
         self._group.reduce_scatter(tensor[0], tensor_list[0], _op(reducescatter_options))
 
     def send(self, tensor: list[Any], send_options: Any) -> None:
-        """Send to a rank."""
+        """Send a tensor to a rank."""
         self._group.send(tensor[0], send_options.dst_rank)
 
     def recv(self, tensor: list[Any], recv_options: Any) -> None:
-        """Receive from a rank."""
+        """Receive a tensor from a rank."""
         self._group.recv(tensor[0], recv_options.src_rank)
 
 
@@ -133,8 +140,10 @@ def _op(options: Any) -> ReduceOp:
 
 
 def _made_known(key: str, world_size: int) -> Rendezvous:
-    """What rank 0 has made known under this key, once it serves there: of a rank 0 that was killed
-    the key may be left. CommTimeout if it does not come.
+    """Return the rendezvous that rank 0 published under this key, once it is served.
+
+    The check is needed because a rank 0 that was killed may have left its key. Raises CommTimeout
+    if there is none in time.
     """
     deadline = time.monotonic() + MEET
     while time.monotonic() < deadline:

@@ -1,9 +1,9 @@
-"""ray.util.collective with groups of actors that are ours, under the same names.
+"""Provides the names of ray.util.collective for groups of actors with torsh's backend.
 
     import torsh_runtime.integrations.ray.collective as collective
 
-in place of `import ray.util.collective as collective` is all that a program changes. Importing it
-registers "torsh" as a backend of ray.util.collective in this process.
+replaces `import ray.util.collective as collective`, and nothing else changes in the program.
+Importing it registers "torsh" as a backend of ray.util.collective in this process.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 NAME = "TORSH"
 _OURS = ("torsh", "gloo", "torch_gloo")
-"""The backends of Ray's whose place ours takes, and our own."""
+"""Backend names that select torsh: its own, and those of Ray's that it replaces."""
 
 
 def _from_here(function: Callable[P, R]) -> Callable[P, R]:
-    """The same function, for which an actor that is sent it loads this module."""
+    """Wrap the function so that an actor that receives it loads this module."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -89,11 +89,12 @@ def init_collective_group(
     group_name: str = "default",
     gloo_timeout: int = 30000,
 ) -> None:
-    """Make this actor a rank of a group, whose other ranks call this, too.
+    """Make this actor a rank of a group. The other ranks call this, too.
 
-    backend: "torsh", or "gloo", whose place it takes. gloo_timeout: makes no difference.
-    ConfigError for another backend and for ranks that are none, CommTimeout naming the ranks that
-    did not come within a minute.
+    backend: "torsh", or "gloo", which it replaces. gloo_timeout: has no effect.
+
+    Raises ConfigError for other backends and for an invalid rank; CommTimeout naming the ranks that
+    did not connect within a minute.
     """
     if not 0 <= rank < world_size:
         raise ConfigError(f"rank {rank} is none of {world_size} ranks, from 0")
@@ -108,9 +109,9 @@ def create_collective_group(
     group_name: str = "default",
     gloo_timeout: int = 30000,
 ) -> None:
-    """Declare, in a driver, that these actors are a group; they meet in their first operation.
+    """Declare, in a driver, that these actors are a group. They connect in their first operation.
 
-    backend, gloo_timeout: as init_collective_group() takes them.
+    backend, gloo_timeout: as for init_collective_group().
     """
     given.create_collective_group(
         list(actors), world_size, list(ranks), _taken(backend), group_name
@@ -118,7 +119,10 @@ def create_collective_group(
 
 
 def process_group(group_name: str = "default") -> ProcessGroup:
-    """This actor's group by that name as a ProcessGroup, with all operations that ours have."""
+    """Return this actor's group of that name as a ProcessGroup with all of its operations.
+
+    Raises ConfigError for a group of another backend.
+    """
     handle = given.collective.get_group_handle(group_name)
     if not isinstance(handle, TorshGroup):
         raise ConfigError(f"the group {group_name!r} is of Ray's backend {handle.backend()}")

@@ -1,4 +1,4 @@
-"""RayIntegration: training and tuning on a Ray cluster."""
+"""Defines RayIntegration, for training and tuning on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from torsh_runtime.integrations.ray.train import IS_V2, TorshConfig, TorshTraine
 SEARCHES = ("random", "optuna")
 SCHEDULERS = ("fifo", "asha")
 _ROUNDING = 1e-6
-"""Three workers that take 0.1 of something each fit where there is 0.3 of it."""
+"""Tolerance with which three workers of 0.1 each fit a node that has 0.3 of a resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayConfig:
-    """The workers of a training on a Ray cluster."""
+    """Configures the workers of a training on a Ray cluster."""
 
     num_workers: int = 1
     """Number of workers, each an actor and a rank."""
     cpus_per_worker: float = 1
-    """Processors that Ray sets aside for each."""
+    """Processors that Ray reserves for each worker."""
     gpus_per_worker: float = 0
-    """GPUs that Ray sets aside for each."""
+    """GPUs that Ray reserves for each worker."""
     max_failures: int = 3
-    """How often Ray begins again after a failure; -1: always."""
+    """Number of restarts by Ray after failures; -1: unlimited."""
     storage_path: str | None = None
-    """Where Ray keeps results and checkpoints, which all nodes reach; None: Ray's own folder."""
+    """Path of results and checkpoints, which all nodes can access; None: Ray's own folder."""
     backend: str | None = None
-    """As init_process_group() takes it."""
+    """The backend, as for init_process_group()."""
     timeout: float = 1800.0
-    """Seconds for each operation and for meeting the others."""
+    """Seconds for each operation and for connecting the ranks."""
 
     def __post_init__(self) -> None:
         for name, least in (("num_workers", 1), ("max_failures", -1)):
@@ -57,13 +57,13 @@ class RayConfig:
 
     @property
     def resources(self) -> dict[str, float]:
-        """What each worker takes of its node."""
+        """Return the resources that each worker takes of its node."""
         wanted = {"CPU": self.cpus_per_worker, "GPU": self.gpus_per_worker}
         return {name: number for name, number in wanted.items() if number}
 
 
 class RayIntegration:
-    """Training and tuning on a Ray cluster: the one that ray.init() was told of, or a new one."""
+    """Trains and tunes on the Ray cluster that ray.init() was given, or on a new one."""
 
     def __init__(self, config: RayConfig | None = None) -> None:
         self._config = config or RayConfig()
@@ -79,12 +79,12 @@ class RayIntegration:
         """Call the function on all workers, as ranks with a default group, and return Ray's Result.
 
         The function takes `train_config`, if there is one. It reports with ray.train.report(), and
-        goes on after a failure from what ray.train.get_checkpoint() gives it.
+        after a failure it resumes from ray.train.get_checkpoint().
 
-        name: of Ray's run. options: what TorshTrainer takes besides, such as datasets.
+        name: the name of Ray's run. options: further arguments of TorshTrainer, such as datasets.
 
-        Raises ConfigError, before anything is started, if the cluster has places for fewer workers,
-        and ray.train's TrainingFailedError when max_failures is used up.
+        Raises ConfigError, before anything is started, if the cluster has too few places for the
+        workers; ray.train's TrainingFailedError when max_failures is used up.
         """
         self._check_places()
         return self._trainer(function, train_config, name, **options).fit()
@@ -102,17 +102,19 @@ class RayIntegration:
         seed: int | None = None,
         name: str | None = None,
     ) -> Any:
-        """Train once for each sample of `param_space`, each on num_workers workers, as many at once
-        as there are places, and return Ray's ResultGrid.
+        """Train once for each sample of `param_space`, and return Ray's ResultGrid.
 
-        param_space: values, and ray.tune's distributions; a sample is the function's train_config.
-        metric, mode: what ray.train.report() reports that is to be least ("min") or greatest.
-        search: "random", or "optuna", which goes by what came of earlier samples.
-        scheduler: "fifo" trains all to the end; "asha" stops early what is behind at its step.
+        Each training has num_workers workers. As many run at once as the cluster has places for.
+
+        param_space: values and ray.tune's distributions; a sample is the function's train_config.
+        metric, mode: the value of ray.train.report() to minimize ("min") or maximize ("max").
+        search: "random", or "optuna", which uses the results of earlier samples.
+        scheduler: "fifo" completes all trainings; "asha" stops those early that are behind at their
+            step.
         num_samples: with ray.tune.grid_search(), how often the whole grid is tried.
-        seed: of the samples.
+        seed: the seed of the samples.
 
-        Raises ConfigError as run_training() and for unknown names, BackendUnavailable without
+        Raises ConfigError like run_training() and for unknown names, BackendUnavailable without
         Optuna.
         """
         tune = import_module("ray.tune")
@@ -137,7 +139,7 @@ class RayIntegration:
         return tuner.fit()
 
     def _trial(self, function: Callable[..., Any]) -> Any:
-        """What Tune calls with a sample."""
+        """Return the trainable that Tune calls with a sample."""
         if not IS_V2:
             return self._trainer(function, {}, None)
 
@@ -146,7 +148,7 @@ class RayIntegration:
             name = import_module("ray.tune").get_context().get_trial_id()
             self._trainer(function, sample, f"trial-{name}", callbacks=[report]).fit()
 
-        # It waits for its workers, which have the processors; but Ray wants it to take something.
+        # It only waits for its workers, which hold the processors, but Ray demands a resource.
         return import_module("ray.tune").with_resources(trial, {"memory": 1})
 
     def _trainer(
@@ -178,7 +180,7 @@ class RayIntegration:
         )
 
     def _check_places(self) -> int:
-        """How many trainings can run at once. ConfigError if not one can."""
+        """Return how many trainings can run at once. Raises ConfigError if none can."""
         if not ray.is_initialized():
             ray.init()
         need = self._config.resources
@@ -194,7 +196,7 @@ class RayIntegration:
 
 
 def _fitting(node: Mapping[str, float], need: Mapping[str, float]) -> int:
-    """How many workers fit on a node."""
+    """Return how many workers fit on a node."""
     return min(int(node.get(name, 0) / number + _ROUNDING) for name, number in need.items())
 
 

@@ -1,4 +1,4 @@
-"""TorshConfig and TorshTrainer: workers of ray.train as ranks with a default group."""
+"""Defines TorshConfig and TorshTrainer, with which ray.train's workers are ranks of one job."""
 
 from __future__ import annotations
 
@@ -16,52 +16,54 @@ from torsh_runtime.integrations.placed import Place, enter, leave, serve
 from torsh_runtime.store.hosted import HostedStore
 
 IS_V2: bool = import_module("ray.train.v2._internal.constants").is_v2_enabled()
-"""Whether Ray Train is the one with a controller (Train V2)."""
+"""True if Ray Train is the one with a controller (Train V2)."""
 _HOME = "ray.train.v2.api.data_parallel_trainer" if IS_V2 else "ray.train.data_parallel_trainer"
 _DataParallelTrainer: Any = import_module(_HOME).DataParallelTrainer
 _GRACE = 30.0
-"""Seconds beyond their own timeout in which workers tell who did not come."""
+"""Seconds beyond their own timeout for workers to report the ranks that did not connect."""
 _LEAVE = 10.0
 """Seconds that workers may take to leave their group."""
 
 
 @dataclass
 class TorshConfig(BackendConfig):
-    """What makes the workers of a DataParallelTrainer ranks of one job with a default group, as its
-    backend_config.
+    """Makes a DataParallelTrainer's workers the ranks of one job, as its backend_config.
 
-    In the function that they call the default group is there: torsh_runtime's functions and
-    wrappers work. A worker that is lost is PeerLost on the others, after which Ray begins again as
-    FailureConfig says.
+    The function that the workers call has a default group, so torsh_runtime's functions and
+    wrappers work in it. The loss of a worker raises PeerLost on the others, and then Ray restarts
+    them as FailureConfig says.
     """
 
     backend: str | None = None
-    """As init_process_group() takes it."""
+    """The backend, as for init_process_group()."""
     timeout_s: float = 1800.0
-    """Seconds for each operation and for meeting the others."""
+    """Seconds for each operation and for connecting the ranks."""
 
     def __post_init__(self) -> None:
         seconds(self.timeout_s, self.timeout_s, "timeout_s")
 
     @property
     def backend_cls(self) -> type[TorshBackend]:
-        """Ray's end of it."""
+        """Return the class that Ray calls."""
         return TorshBackend
 
     def to_dict(self) -> dict[str, Any]:
-        """What Ray's state shows of it."""
+        """Return the settings that Ray's state API shows."""
         return {"backend": self.backend, "timeout_s": self.timeout_s}
 
 
 class TorshBackend(Backend):
-    """What Ray calls when a group of workers begins and ends. Its process serves their store."""
+    """Serves the workers' store, and is called by Ray when a group of workers starts and ends."""
 
     def __init__(self) -> None:
         self._stores: dict[int, HostedStore] = {}  # by id; empty while Ray pickles this
         self._starts = 0
 
     def on_start(self, worker_group: Any, backend_config: TorshConfig) -> None:
-        """Make the workers ranks. Raises what init_process_group() raises there."""
+        """Make the workers ranks. Raises the errors of init_process_group() on them.
+
+        Raises CommTimeout naming the ranks that did not answer in time.
+        """
         places = worker_group.execute(_here)
         rendezvous, self._stores[id(worker_group)] = serve(_address())
         timeout = backend_config.timeout_s
@@ -78,7 +80,7 @@ class TorshBackend(Backend):
             raise CommTimeout("init_process_group", 0, timeout, missing) from None
 
     def on_shutdown(self, worker_group: Any, backend_config: TorshConfig) -> None:
-        """Have the workers leave that are there still, and end their store."""
+        """Have the remaining workers leave their group, and stop their store."""
         try:
             leaving = worker_group.execute_async(leave)
             ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE)
@@ -89,8 +91,9 @@ class TorshBackend(Backend):
 
 
 class TorshTrainer(_DataParallelTrainer):
-    """Ray's DataParallelTrainer with a TorshConfig, as TorchTrainer is the one with a TorchConfig:
-    the function that the workers call has torsh_runtime's default group.
+    """Extends Ray's DataParallelTrainer by a TorshConfig, as TorchTrainer does by a TorchConfig.
+
+    The function that the workers call has torsh_runtime's default group.
     """
 
     def __init__(
@@ -100,8 +103,11 @@ class TorshTrainer(_DataParallelTrainer):
         torsh_config: TorshConfig | None = None,
         **options: Any,
     ) -> None:
-        """`options`: scaling_config, run_config, train_loop_config and what else TorchTrainer
-        takes."""
+        """Take the function that the workers call, and the trainer's settings.
+
+        `options`: scaling_config, run_config, train_loop_config and further arguments of
+        TorchTrainer.
+        """
         config = torsh_config or TorshConfig()
         super().__init__(train_loop_per_worker, backend_config=config, **options)
 
@@ -111,5 +117,5 @@ def _here() -> Place:
 
 
 def _address() -> str:
-    """Where other nodes reach this one."""
+    """Return the address at which other nodes reach this one."""
     return str(ray.util.get_node_ip_address())

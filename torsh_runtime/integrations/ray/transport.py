@@ -1,4 +1,4 @@
-"""Tensors that go from actor to actor over our messages, without Ray's object store."""
+"""Sends tensors from actor to actor through torsh's groups, without Ray's object store."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ except ImportError as error:
 
 
 class TorshTensorTransport(_Base.CollectiveTensorTransport):
-    """Ray's transport over collective groups, with groups that are ours."""
+    """Implements Ray's transport over collective groups with torsh's groups."""
 
     def tensor_transport_backend(self) -> str:
-        """Its name for Ray."""
+        """Return the backend's name for Ray."""
         return collective.NAME
 
 
 def register_tensor_transport() -> None:
-    """Make "torsh" a tensor transport of this driver's actors. Call it before their classes are
-    defined.
+    """Register "torsh" as a tensor transport of this driver's actors, before their classes exist.
 
-    The actors have to be in one group, which create_collective_group() here makes. Tensors are
-    torch's, on the processor. Calling it again is harmless. BackendUnavailable without torch.
+    The actors must be in one group of create_collective_group() in this module. Tensors are
+    torch's, on the CPU. Calling it again is harmless. Raises BackendUnavailable without torch.
     """
     try:
         torch: Any = import_module("torch")
@@ -49,11 +48,13 @@ def register_tensor_transport() -> None:
 
 
 def create_collective_group(actors: Sequence[Any], name: str | None = None) -> Any:
-    """Make a group of these actors, now, as ray.experimental.collective makes one, and return
-    Ray's handle. In the actors the functions of `collective` take its name.
+    """Create a group of these actors at once, like ray.experimental.collective, and return its
+    handle.
 
-    CommTimeout names the ranks that did not come within a minute, GetTimeoutError comes of actors
-    that are busy for as long.
+    In the actors the functions of `collective` take the group's name.
+
+    Raises CommTimeout naming the ranks that did not connect within a minute, or GetTimeoutError if
+    actors are busy for that long.
     """
     ray.get([actor.__ray_call__.remote(_know) for actor in actors], timeout=MEET)
     groups = import_module("ray.experimental.collective")
@@ -61,4 +62,4 @@ def create_collective_group(actors: Sequence[Any], name: str | None = None) -> A
 
 
 def _know(actor: Any) -> None:
-    """Do nothing: the actor that is to call this loads this module, and knows our backend then."""
+    """Do nothing: an actor that is to call this loads this module, which registers the backend."""

@@ -1,11 +1,11 @@
-"""torch.distributed's backend "torsh": init_process_group("torsh").
+"""Adds the backend "torsh" to torch.distributed: init_process_group("torsh").
 
-It is a process group in Python over torsh_runtime's own collectives; nothing is compiled against
-torch, and DistributedDataParallel, FSDP2, DTensor and tensor parallelism run on it as they are.
-CPU tensors only. Making a group tunes the allocator (see `allocator`).
+It is a process group in Python over torsh_runtime's own collectives. Nothing is compiled against
+torch, and DistributedDataParallel, FSDP2, DTensor and tensor parallelism run on it unchanged. It
+takes CPU tensors only. Creating a group tunes the allocator (see `allocator`).
 
-torch imports this by itself (see `integrations.torch_plugin`); where it is told not to, a script
-does. What the group needs is loaded when the first one is made.
+torch imports this package by itself (see `integrations.torch_plugin`); if that is turned off, the
+script must import it. The modules of a group are loaded when the first group is created.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["NAME", "STEAD", "register"]
 
 NAME = "torsh"
 STEAD = "TORSH_TORCH_BACKEND"
-"""The environment variable that puts this backend, if it is its name, in gloo's stead."""
+"""The environment variable that makes this backend replace gloo if it is set to its name."""
 
 
 def register() -> None:
-    """Make the backend known to torch.distributed. Calling it again is harmless."""
+    """Register the backend with torch.distributed. Calling it again is harmless."""
     if NAME not in dist.Backend.backend_list:
         dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
         patches.install()
@@ -38,7 +38,7 @@ def register() -> None:
 
 
 def _create(given: Any, options: object) -> Any:
-    """As `creation.create`."""
+    """Load `creation`, and call its create()."""
     from torsh_runtime.integrations.torch.creation import create
 
     return create(given, options)

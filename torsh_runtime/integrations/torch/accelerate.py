@@ -1,8 +1,8 @@
-"""Refuses accelerate's groups that are made where each rank would train a model of its own.
+"""Refuses accelerate's groups that are made where each rank would train its own model.
 
-accelerate makes a process group wherever a launcher started it, but counts a machine without GPUs
-as one process (DistributedType.NO) unless it is told to use the CPU. It wraps no model then, and
-transformers.Trainer does as it does. Nothing of accelerate is imported here.
+accelerate creates a process group wherever a launcher started it, but counts a machine without GPUs
+as one process (DistributedType.NO) unless it is told to use the CPU. Then it wraps no model, and
+transformers.Trainer follows it. This module imports nothing of accelerate.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from torsh_runtime.errors import ConfigError
 
 
 def check_accelerate(world_size: int) -> None:
-    """ConfigError if accelerate is about to make the default group of so many ranks, and means to
-    train in each of them apart."""
+    """Raise ConfigError if accelerate creates the default group, but would train each rank
+    separately.
+    """
     module = sys.modules.get("accelerate.state")
     known: dict[str, Any] = getattr(getattr(module, "PartialState", None), "_shared_state", {})
     is_making_it = "distributed_type" in known and "num_processes" not in known
@@ -33,5 +34,5 @@ def check_accelerate(world_size: int) -> None:
 
 
 def _has_deepspeed() -> bool:
-    """Whether accelerate hands the job over to DeepSpeed, after the group is made."""
+    """Return whether accelerate hands the job to DeepSpeed once the group is created."""
     return os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower() in ("1", "true", "yes", "on")

@@ -1,4 +1,4 @@
-"""Gradients of parameters that several ranks have, which have to be the same on them."""
+"""Checks that gradients of parameters that several ranks have are the same on these ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SEGMENTS = 8
 
 
 class Alike:
-    """Of one optimizer's parameters."""
+    """Compares the gradients of one optimizer's parameters between ranks."""
 
     def __init__(self, marked: list[tuple[Any, list[Same]]]) -> None:
         self._open: dict[ProcessGroup, dict[str, Any]] = {}
@@ -28,8 +28,11 @@ class Alike:
                 self._open.setdefault(each.group, {})[each.name] = parameter
 
     def check(self) -> bool:
-        """Whether all gradients have been compared that are not zeros. ConfigError on all ranks
-        that have the same of a parameter if their gradients differ by more than rounding."""
+        """Return whether all gradients that are not zero have been compared.
+
+        Raises ConfigError on all ranks that share a parameter if its gradients differ by more than
+        rounding.
+        """
         for group, parameters in self._open.items():
             differing = _compared(group, parameters)
             if differing:
@@ -38,7 +41,7 @@ class Alike:
 
 
 def _compared(group: ProcessGroup, parameters: dict[str, Any]) -> list[str]:
-    """Names of those whose gradients differ; takes those out whose are the same, and not zeros."""
+    """Return the names of differing gradients, and remove equal gradients that are not zero."""
     own = {name: _norms(each.grad) for name, each in parameters.items() if each.grad is not None}
     lines = [f"{name}\t{norms.tobytes().hex()}" for name, norms in own.items()]
     told = [
@@ -57,12 +60,15 @@ def _compared(group: ProcessGroup, parameters: dict[str, Any]) -> list[str]:
 
 
 def _rounding(dtype: torch.dtype) -> float:
-    """By which part of its norm a gradient may differ that is computed in another order."""
+    """Return the share of its norm by which a gradient computed in another order may differ."""
     return 4 * math.sqrt(torch.finfo(dtype).eps)
 
 
 def _norms(gradient: Any) -> Any:
-    """Of its segments, by which two gradients differ by no more than their difference's norm."""
+    """Return the norms of the gradient's segments.
+
+    They differ between two gradients by no more than the norm of the gradients' difference.
+    """
     flat = (gradient.to_dense() if gradient.is_sparse else gradient).detach().reshape(-1)
     cuts = even_cuts(flat.numel(), _SEGMENTS)
     parts = [torch.linalg.vector_norm(flat[start:end].float()) for start, end in pairwise(cuts)]

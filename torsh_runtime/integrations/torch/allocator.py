@@ -1,9 +1,9 @@
-"""glibc's allocator, told to keep large blocks, and torch's, to have them in huge pages.
+"""Tunes glibc's allocator to keep large blocks, and torch's to put them in huge pages.
 
-As it comes, glibc returns each freed gradient or activation to the kernel, which clears the pages
-anew for the next one: on CPUs these page faults are the largest cost of many training steps. Where
-the kernel gives huge pages to those who ask (madvise), torch asks if it is told to before it makes
-its first tensor.
+By default glibc returns each freed gradient or activation to the kernel, which clears the pages
+again for the next one. On CPUs these page faults are the largest cost of many training steps. If
+the kernel gives huge pages on request (madvise), torch requests them if told so before it makes its
+first tensor.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # malloc.h
 _LARGEST = (1 << 31) - 1
 _PAD_BYTES = 256 << 20
 SWITCH = "TORSH_TUNE_ALLOCATOR"
-"""The environment variable that turns the tuning off: 0."""
-_HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch's; read once
+"""The environment variable that turns the tuning off if it is 0."""
+_HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch reads it once
 
 
 @cache
 def tune_allocator() -> bool:
-    """Let the process keep the memory it frees, once; whether that was done.
+    """Let the process keep the memory that it frees, once, and return whether that was done.
 
-    Nothing is done when TORSH_TUNE_ALLOCATOR is 0, with another C library than glibc, and when
-    glibc was tuned through the environment (MALLOC_*_ or GLIBC_TUNABLES): that is for the user.
+    Nothing is done if TORSH_TUNE_ALLOCATOR is 0, with a C library other than glibc, or if the user
+    has tuned glibc through the environment (MALLOC_*_ or GLIBC_TUNABLES).
     """
     if os.environ.get(SWITCH) == "0" or _is_tuned(os.environ):
         return False
@@ -42,7 +42,7 @@ def tune_allocator() -> bool:
 
 
 def give_freed_memory_back() -> None:
-    """Give the kernel what the process has freed and kept, as a tuned allocator does for ever."""
+    """Return freed memory to the kernel, which a tuned allocator would keep forever."""
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
@@ -56,7 +56,7 @@ def _is_tuned(environ: os._Environ[str]) -> bool:
 
 
 def _mallopt() -> ctypes._FuncPointer | None:
-    """glibc's mallopt; None with musl, which has no such function, or another library."""
+    """Return glibc's mallopt; None with musl, which lacks it, or another library."""
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version"):
         return None

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks."""
+"""Normalises batches over all ranks."""
 
 from __future__ import annotations
 
@@ -16,18 +16,22 @@ Tensor = torch.Tensor
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm1d, 2d or 3d, whose mean and variance in training are those of all ranks' batches
-    together, which may be of different sizes, and empty; if all are, the running figures stay as
-    they are. As torch's class of this name, on CPUs too. ConfigError on all ranks, in training, if
-    some want gradients of their input and others are within no_grad().
+    """Normalises like BatchNorm1d, 2d or 3d, with the mean and variance of all ranks' batches.
+
+    The ranks' batches in training may differ in size, and may be empty; if all are empty, the
+    running figures do not change. It is like torch's class of this name, and works on CPUs too.
+    Raises ConfigError on all ranks, in training, if some require gradients of their input and
+    others are within no_grad().
     """
 
     communicates_in_backward = True
-    """Layers that say so have collectives in their backward pass: see DistributedDataParallel."""
+    """Marks layers with collectives in their backward pass: see DistributedDataParallel."""
 
     def __init__(self, num_features: int, *arguments: Any, process_group: Any = None, **named: Any):
-        """process_group: the ranks; None is the default group when it is used first. The rest as
-        torch.nn.BatchNorm1d."""
+        """Take the arguments of torch.nn.BatchNorm1d and the ranks.
+
+        process_group: the ranks; None is the default group at the time of the first use.
+        """
         super().__init__(num_features, *arguments, **named)
         self.process_group = process_group
 
@@ -36,7 +40,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"an input of shape {tuple(input.shape)} has no batches of channels")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise over all dimensions but the second."""
+        """Normalize `input` over all dimensions but the second."""
         self._check_input_dim(input)
         group = group_of(self.process_group) if self.training else None
         if group is None or group.world_size == 1:
@@ -45,7 +49,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
         records = torch.is_grad_enabled()
         whole = _statistics(input, records and input.requires_grad, records, group)
         if whole.wants_gradient and not input.requires_grad:
-            input = input.detach().requires_grad_()  # others wait for this rank's backward pass
+            input = input.detach().requires_grad_()  # others need this rank in the backward pass
         apply: Any = _Normalise.apply
         normalised = apply(input, whole, self.eps, group)
         if self.track_running_stats and self.running_mean is not None:
@@ -73,7 +77,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
-        """The model with each BatchNorm in it replaced, whose parameters are kept."""
+        """Replace each BatchNorm in the model, keep its parameters, and return the model."""
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             return cls._from(module, process_group)
         for name, child in module.named_children():
@@ -93,13 +97,13 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class _Statistics(NamedTuple):
-    """Of all ranks' values."""
+    """Holds statistics over the values of all ranks."""
 
     total: float
     mean: Tensor
     variance: Tensor
     wants_gradient: bool
-    """Whether some rank's input does, so that all have a part in its backward pass."""
+    """True if some rank's input requires a gradient, so that all take part in the backward pass."""
 
 
 def _working(input: Tensor) -> Tensor:
@@ -107,7 +111,7 @@ def _working(input: Tensor) -> Tensor:
 
 
 def _dims(input: Tensor) -> list[int]:
-    """All but the second."""
+    """Return all dimensions but the second."""
     return [0, *range(2, input.dim())]
 
 
@@ -115,9 +119,12 @@ def _dims(input: Tensor) -> list[int]:
 def _statistics(
     input: Tensor, wants_gradient: bool, records: bool, group: ProcessGroup
 ) -> _Statistics:
-    """What all ranks have (Chan et al., 1979: from each rank's own mean and variance, which
-    cancels less than sums of squares do). ConfigError on all of them if some want gradients and
-    others record none."""
+    """Return the statistics over all ranks' values.
+
+    They are computed from each rank's own mean and variance, which loses less to cancellation than
+    sums of squares (Chan et al., 1979). Raises ConfigError on all ranks if some require gradients
+    and others record none.
+    """
     values = _working(input)
     count = input.numel() // input.shape[1]
     variance, mean = (
@@ -130,14 +137,14 @@ def _statistics(
     group.all_gather_into_tensor(rows, own)
     counts, (means, variances) = rows[:, :1], rows[:, 3:].chunk(2, dim=1)
     total = float(counts.sum())
-    divisor = max(total, 1.0)  # of no values at all the mean is 0
+    divisor = max(total, 1.0)  # without any values the mean is 0
     whole = (means * counts).sum(0) / divisor
     spread = ((variances + (means - whole) ** 2) * counts).sum(0) / divisor
     return _Statistics(total, whole, spread, _is_gradient_wanted(rows[:, 1], rows[:, 2]))
 
 
 def _is_gradient_wanted(wanting: Tensor, recording: Tensor) -> bool:
-    """By some rank; one element for each."""
+    """Return whether some rank requires a gradient. Both tensors have one element for each rank."""
     silent = (recording == 0).nonzero().flatten().tolist()
     if silent and wanting.any():
         raise ConfigError(
@@ -149,7 +156,7 @@ def _is_gradient_wanted(wanting: Tensor, recording: Tensor) -> bool:
 
 
 class _Normalise(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) with the mean and variance of all ranks."""
+    """Computes (x - mean) / sqrt(variance + eps) with the mean and variance of all ranks."""
 
     @staticmethod
     def forward(

@@ -1,4 +1,4 @@
-"""What torch.compile must leave alone: it would look into a group for what it cannot trace."""
+"""Keeps torch.compile out of groups, whose code it cannot trace, and defines graph operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.library import Library
 Class = TypeVar("Class", bound=type)
 Function = TypeVar("Function", bound=Callable[..., Any])
 _HAS_EFFECTS = hasattr(Library, "_register_effectful_op")
-"""Whether graphs may have our operators; versions of torch without this run them between graphs."""
+"""True if graphs may contain torsh's operators. Older torch runs them between graphs."""
 _LEFT_ALONE: dict[str, Any] = {
     "_torchdynamo_disable": True,
     "_torchdynamo_disable_msg": "collectives run as they are; what is around them is compiled",
@@ -21,10 +21,10 @@ _LEFT_ALONE: dict[str, Any] = {
 
 
 def not_compiled(kind: Class) -> Class:
-    """Have torch.compile run the class's methods, and what they call, as they are.
+    """Have torch.compile run the class's methods, and the functions they call, uncompiled.
 
-    What torch.compiler.disable does to functions, without loading torch's compiler, which takes
-    about a second, for those who do not compile.
+    This does what torch.compiler.disable does to functions, but does not load torch's compiler,
+    which takes about a second, for programs that do not compile.
     """
     for method in vars(kind).values():
         if isinstance(method, FunctionType):
@@ -33,9 +33,9 @@ def not_compiled(kind: Class) -> Class:
 
 
 def leave_alone(method: Function) -> Function:
-    """The same for one function, which is returned."""
-    vars(method).update(_LEFT_ALONE)  # where the compiler meets a call of it
-    if hasattr(eval_frame, "set_code_exec_strategy"):  # where it is called past the compiler
+    """Have torch.compile run this function uncompiled, and return it."""
+    vars(method).update(_LEFT_ALONE)  # for calls that the compiler traces
+    if hasattr(eval_frame, "set_code_exec_strategy"):  # for calls outside of traced code
         skip = eval_frame._FrameAction.SKIP
         strategy = eval_frame._FrameExecStrategy(skip, skip)
         eval_frame.set_code_exec_strategy(method.__code__, strategy)
@@ -43,14 +43,14 @@ def leave_alone(method: Function) -> Function:
 
 
 def is_traced() -> bool:
-    """Whether torch.compile reads what runs here, to make a graph of it."""
+    """Return whether torch.compile is tracing the current code into a graph."""
     return _HAS_EFFECTS and torch.compiler.is_dynamo_compiling()
 
 
 class Operators:
-    """Operators of this library in graphs, as torch.ops.torsh has them for as long as this lives.
+    """Defines operators for graphs in torch.ops.torsh, for as long as this object lives.
 
-    They are called in graphs only: torch takes tens of microseconds for each.
+    They are called in graphs only, as torch takes tens of microseconds for each call.
     """
 
     def __init__(self) -> None:
@@ -58,16 +58,18 @@ class Operators:
         self._library = library("torsh", "FRAGMENT")
 
     def composed(self, schema: str, function: Callable[..., Any]) -> None:
-        """One that graphs have in the pieces which the function calls, gradients included."""
+        """Define an operator that graphs decompose into the calls of `function`, gradients
+        included.
+        """
         self._library.define(schema)
         self._library.impl(_name(schema), function, "CompositeImplicitAutograd")
 
     def with_effect(
         self, schema: str, function: Callable[..., Any], fake: Callable[..., Any]
     ) -> None:
-        """One without a gradient that compilers call as often as the program does, in its order.
+        """Define an operator without a gradient that compilers call as often and in the same order.
 
-        fake: the result's shape, dtype and strides, without its values.
+        fake: returns the result's shape, dtype and strides, without its values.
         """
         if not _HAS_EFFECTS:
             return

@@ -1,4 +1,4 @@
-"""What makes a process group of torch one that can be given other members in place."""
+"""Lets a process group of torch be given other members in place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_RECONFIGURE = (
 
 
 class Configurable:
-    """A process group over a Backend that may give way to another one."""
+    """Represents a process group whose Backend can be replaced by another one."""
 
     def __init__(self, store: Any, backend: Backend, timeout: float) -> None:
         self._store = store
@@ -43,14 +43,14 @@ class Configurable:
         own_calls().add(self)
 
     def rank(self) -> int:
-        """This process's rank in the group."""
+        """Return this process's rank in the group."""
         return self._torsh.rank
 
     def size(self) -> int:
-        """Number of ranks in the group."""
+        """Return the number of ranks in the group."""
         return self._torsh.world_size
 
-    # By these names torch's C++ asks, such as DDP's reducer.
+    # torch's C++, such as DDP's reducer, uses these names.
     getRank, getSize = rank, size  # noqa: N815
 
     def configure(
@@ -66,25 +66,26 @@ class Configurable:
         *,
         timeout: timedelta | None = None,
     ) -> None:
-        """Make this group, alive or dead, one of other members, who all call this with the same
-        quorum_id; DDP, meshes and whoever else holds it go on holding it. Arguments as in torchft.
+        """Give this group, alive or dead, other members, who all call this with the same quorum_id.
 
-        store_addr: a torch Store that all of them reach, or "host:port/prefix" of a TCPStore that
-            somebody serves; what was told there under another prefix or quorum_id is not read.
-        replica_id, group_rank, group_world_size: make no difference.
-        rank, world_size: this process's place in the new group.
-        quorum_id: a number that no attempt over this store had; None if the prefix says enough.
-        global_ranks: the members as ranks of the default group, for functions of torch that take
-            such; None: only this rank is known to them, unless this is the default group.
-        timeout: for meeting the others; None: the group's.
+        DDP, meshes and other objects keep the group. Arguments are as in torchft.
 
-        What this rank has under way ends with CommAborted, and what others have that needs it with
-        PeerLost; sequence numbers begin anew. Other groups stay as they are.
+        store_addr: a torch Store that all members can access, or "host:port/prefix" of a TCPStore
+            that is served elsewhere; keys written under another prefix or quorum_id are not read.
+        replica_id, group_rank, group_world_size: have no effect.
+        rank, world_size: this process's rank and the number of ranks in the new group.
+        quorum_id: a number that no attempt over this store has used; None if the prefix is unique.
+        global_ranks: the members as ranks of the default group, for torch's functions that take
+            these; None: they know only this rank, unless this is the default group.
+        timeout: for connecting to the others; None: the group's.
 
-        Raises CommTimeout naming the ranks that did not come, CommAborted if a later configure() or
-        an abort() ended this one, StoreError, PeerLost: then the group refuses all operations until
-        it is configured again. ConfigError for a quorum_id that was used. Any thread may call it,
-        also in a callback; not a signal handler.
+        This rank's pending operations end with CommAborted, and those of others that need it with
+        PeerLost. Sequence numbers start again at 0. Other groups are not changed.
+
+        Raises CommTimeout naming the ranks that did not connect, CommAborted if a later configure()
+        or an abort() ended this one, StoreError or PeerLost; the group then refuses all operations
+        until it is configured again. Raises ConfigError for a quorum_id that was used before. Any
+        thread may call it, also in a callback, but not a signal handler.
         """
         check_plan(rank, world_size)
         _check_members(global_ranks, world_size)
@@ -102,11 +103,11 @@ class Configurable:
     supports_reconfigure = False
 
     def get_reconfigure_handle(self) -> str:
-        """ConfigError: torch's own way to this, from 2.14 on, is not supported."""
+        """Raise ConfigError: torch's own reconfiguration, from 2.14 on, is not supported."""
         raise ConfigError(NO_RECONFIGURE)
 
     def reconfigure(self, opts: object) -> Any:
-        """ConfigError, as get_reconfigure_handle()."""
+        """Raise ConfigError, like get_reconfigure_handle()."""
         raise ConfigError(NO_RECONFIGURE)
 
     def _count_anew(self) -> None:
@@ -117,32 +118,34 @@ class Configurable:
         self.show_calls()
 
     def show_calls(self) -> None:
-        """Who looks at all calls of this process has changed."""
+        """Update the backend after the observers of this process's calls have changed."""
         self._torsh: Backend = seen(self._own)
 
     def abort(self) -> None:
-        """End all ranks' pending and later operations with CommAborted. From any thread; a
-        configure() that is under way in another one ends, too."""
+        """End all ranks' pending and later operations with CommAborted.
+
+        Any thread may call this. It also ends a configure() that is running in another thread.
+        """
         self._configuring.give_up()
         self._torsh.abort()
 
     def subgroup(
         self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
     ) -> Backend | None:
-        """As Backend has it."""
+        """Return the backend of a subgroup, as Backend.subgroup() does."""
         return self._torsh.subgroup(store, f"{name} {ranks}", ranks, timeout)
 
     def shutdown(self) -> None:
-        """Leave the group; a peer that still needs this rank gets PeerLost."""
+        """Leave the group. A peer that still needs this rank gets PeerLost."""
         self._configuring.give_up()
         self._torsh.close()
 
 
 class _Plan(NamedTuple):
-    """What a group is to become by configure()."""
+    """Describes the group that configure() is to create."""
 
     store: Any
-    """torch's, or the address of one."""
+    """A torch store, or the address of one."""
     rank: int
     world_size: int
     quorum_id: int | None
@@ -150,17 +153,17 @@ class _Plan(NamedTuple):
 
 
 class _Configured(NamedTuple):
-    """What it has become."""
+    """Holds the result of configure()."""
 
     backend: Backend
     store: Any
     plan: _Plan
 
     def leave(self) -> None:
-        """Nothing: torch's stores end with who holds them."""
+        """Do nothing: torch's stores end with the objects that hold them."""
 
     def give(self, group: Any) -> None:
-        """Put it in the group, and into torch's tables of groups."""
+        """Set the new backend and store in the group and in torch's tables of groups."""
         group._put(self.backend)
         group._store = self.store
         world = dist.distributed_c10d._world
@@ -169,7 +172,7 @@ class _Configured(NamedTuple):
             world.pg_group_ranks[group] = self._places(dist.group.WORLD in (None, group))
 
     def _places(self, is_default: bool) -> dict[int, int]:
-        """The members' places by their ranks in the default group, as far as those are known."""
+        """Return the known members' places in the group, by their ranks in the default group."""
         if self.plan.global_ranks is not None:
             return {rank: place for place, rank in enumerate(self.plan.global_ranks)}
         if is_default:
@@ -178,13 +181,13 @@ class _Configured(NamedTuple):
 
 
 def _check_members(ranks: Sequence[int] | None, world_size: int) -> None:
-    """ConfigError if these are given and not one for each of the group's ranks."""
+    """Raise ConfigError if ranks are given that are not distinct, or not `world_size` in number."""
     if ranks is not None and (len(ranks) != world_size or len({*ranks}) != world_size):
         raise ConfigError(f"global_ranks is {ranks}; it must be {world_size} distinct ranks")
 
 
 def _configured(plan: _Plan, turn: Attempt, timeout: float) -> _Configured:
-    """What a group is to become by TorshProcessGroup.configure()."""
+    """Carry out configure(), and return its result."""
     deadline = time.monotonic() + timeout
     quorum = "" if plan.quorum_id is None else str(plan.quorum_id)
     given = c10d.PrefixStore(f"configure/{quorum}", _reached(plan.store, timeout))
@@ -197,7 +200,7 @@ def _configured(plan: _Plan, turn: Attempt, timeout: float) -> _Configured:
 
 
 def _reached(store: Any, timeout: float) -> Any:
-    """The store, or that of the address."""
+    """Return the store, or connect to the one at the address."""
     if not isinstance(store, str):
         return store
     address, _, prefix = store.partition("/")
@@ -225,8 +228,9 @@ def meet(
     name: str,
     subgroups: bool = True,
 ) -> Backend:
-    """This rank's end of a new group, whose ranks meet in the store. subgroups: whether further
-    groups are made of it.
+    """Return this rank's end of a new group, whose ranks connect through the store.
+
+    subgroups: whether further groups are made of it.
     """
     if world_size == 1:
         from torsh_runtime.backends.single import SingleBackend

@@ -1,4 +1,4 @@
-"""From what torch.distributed hands to a backend to a process group."""
+"""Creates process groups from the options that torch.distributed passes to a backend."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def create(
     kind: type[Group] = TorshProcessGroup,
     parent: TorshProcessGroup | None = None,
 ) -> Group:
-    """The process group that torch describes (its _DistributedBackendOptions).
+    """Create the process group that torch describes (its _DistributedBackendOptions).
 
-    parent: the group of whose ranks global_ranks_in_group are some; None: the default group.
+    parent: the group that contains the ranks of global_ranks_in_group; None: the default group.
 
-    Raises CommTimeout naming the ranks that did not come within the group's timeout, StoreError
-    when torch's store fails, BackendUnavailable, TypeError for backend options, ConfigError for
-    enable_reconfigure, which torch has from 2.14 on, and where check_accelerate() says so.
+    Raises CommTimeout naming the ranks that did not connect within the group's timeout, StoreError
+    if torch's store fails, BackendUnavailable, TypeError for backend options, ConfigError for
+    enable_reconfigure, which torch has from 2.14 on, and where check_accelerate() does.
     """
     if getattr(given, "enable_reconfigure", False):
         raise ConfigError(NO_RECONFIGURE)
@@ -69,7 +69,7 @@ def create(
 def split(
     parent: TorshProcessGroup, ranks: Sequence[int], timeout: timedelta, name: str, desc: str
 ) -> TorshProcessGroup | None:
-    """As TorshProcessGroup.split_group."""
+    """Carry out TorshProcessGroup.split_group()."""
     if len({*ranks}) != len(ranks) or not ranks or not {*ranks} <= {*range(parent.size())}:
         raise ValueError(f"{ranks} are not distinct ranks of a group of {parent.size()}")
     if parent.rank() not in ranks:
@@ -86,7 +86,7 @@ def split(
 
 
 def _on_several_nodes() -> bool:
-    """Whether the job is, which may wait for the network; not if nobody says so."""
+    """Return whether the job is known to have several nodes, and so may wait for the network."""
     try:
         return WorkerEnv.from_environ(os.environ).num_nodes > 1
     except ConfigError:
@@ -94,11 +94,11 @@ def _on_several_nodes() -> bool:
 
 
 def _default() -> object:
-    """What the default group has for CPUs, if there is a default group."""
+    """Return the default group's part for CPUs, or None without one."""
     world = dist.group.WORLD
     if world is None or isinstance(world, TorshProcessGroup):
         return world
-    with suppress(RuntimeError):  # it has nothing for CPUs
+    with suppress(RuntimeError):  # it has no backend for CPUs
         return world._get_backend(torch.device("cpu"))
     return None
 
@@ -117,5 +117,5 @@ def _connect(given: Any, seconds: float, parent: object) -> Backend:
         left = max(deadline - time.monotonic(), 0.001)
         return meet(store, given.group_rank, given.group_size, left, given.group_id, not ranks)
     except BaseException:
-        store.count()  # this attempt, though its rank may have told nothing
+        store.count()  # counts this attempt, even if this rank has written nothing
         raise

@@ -1,4 +1,4 @@
-"""Tensors of which another rank has the values."""
+"""Represents tensors whose values another rank has."""
 
 from __future__ import annotations
 
@@ -27,25 +27,30 @@ _TELLING = frozenset(
         ),
     ]
 )  # fmt: skip
-"""What needs no values."""
+"""Functions that need no values."""
 
 
 class Elsewhere(torch.Tensor):
-    """Has a shape and a dtype; whatever needs values is a ConfigError, so that it is neither taken
-    for a tensor nor written to a file."""
+    """Has a shape and a dtype, but no values, which another rank has.
+
+    Operations that need values raise ConfigError, so that it is neither used as a tensor nor
+    written to a file.
+    """
 
     _why: str
 
     @classmethod
     def of(cls, shape: tuple[int, ...], dtype: torch.dtype, why: str) -> Elsewhere:
-        """why: who has the values, and what to do."""
+        """Return such a tensor. `why`: the error's text, which says who has the values and what to
+        do.
+        """
         made = torch.empty(shape, dtype=dtype, device="meta").as_subclass(cls)
         made._why = why
         return made
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See torch.Tensor."""
+        """Carry out functions that need no values; raise ConfigError for others."""
         if func not in _TELLING:
             found = next(each for each in _flat([*args, kwargs or {}]) if isinstance(each, cls))
             found._refuse()
@@ -62,7 +67,7 @@ class Elsewhere(torch.Tensor):
         self._refuse()
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """Without values."""
+        """Return the shape and the dtype as text."""
         return f"Elsewhere(shape={tuple(self.shape)}, dtype={self.dtype})"
 
 

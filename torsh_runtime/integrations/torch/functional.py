@@ -1,5 +1,7 @@
-"""Functional collectives whose own kernels in torch want a backend in C++ behind the group, which a
-group written in Python does not have. Those here do the same with every group of CPU tensors.
+"""Implements functional collectives for groups that are written in Python.
+
+torch's own kernels require a backend in C++ behind the group, which these groups lack. The kernels
+here do the same with every group of CPU tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ _operators: Any = torch.ops._c10d_functional
 
 @cache
 def install() -> None:
-    """Have torch call these for CPU tensors, as far as it has such operators."""
+    """Register these kernels with torch for CPU tensors, for the operators that it has."""
     for kernel in (all_gather_into_tensor_out, batch_p2p_ops):
         if hasattr(_operators, kernel.__name__):
             _library().impl(kernel.__name__, kernel, "CPU")
@@ -26,14 +28,15 @@ def install() -> None:
 @cache
 def _library() -> Any:
     library: Any = torch.library
-    return library.Library("_c10d_functional", "IMPL")  # what it knows is forgotten with it
+    return library.Library("_c10d_functional", "IMPL")  # its kernels live only as long as it
 
 
 def all_gather_into_tensor_out(
     tensor: torch.Tensor, group_size: int, group: Any, *, out: torch.Tensor
 ) -> torch.Tensor:
-    """Concatenate everyone's tensor into `out`, which wait_tensor completes. Inductor calls
-    it where it puts collectives into buckets.
+    """Concatenate all ranks' tensors into `out`, which wait_tensor completes.
+
+    Inductor calls it when it puts collectives into buckets.
     """
     known = c10d._resolve_process_group(group) if isinstance(group, str) else group
     c10d._register_work(out, known._allgather_base(out, tensor))
@@ -47,7 +50,7 @@ def batch_p2p_ops(
     tensors: Sequence[torch.Tensor],
     group: str,
 ) -> list[torch.Tensor]:
-    """Each "isend" or "irecv", as those by themselves; wait_tensor completes what they return."""
+    """Do each "isend" or "irecv" on its own, and return tensors that wait_tensor completes."""
     calls = zip(operations, peers, tags, tensors, strict=True)
     return [
         getattr(_operators, name)(tensor, peer, tag, group) for name, peer, tag, tensor in calls

@@ -1,7 +1,7 @@
-"""Futures that are for C++ what those of torch's own backends are.
+"""Makes futures that C++ treats like those of torch's own backends.
 
 A torch.futures.Future made in Python holds any object. DDP's hooks in C++ (`BuiltinCommHookType`)
-want one of which torch knows that it holds a list of tensors; only TorchScript makes such.
+require one that torch knows to hold a list of tensors. Only TorchScript makes such futures.
 """
 
 from __future__ import annotations
@@ -24,21 +24,24 @@ def after(over: Future[bool], tensors: List[Tensor]) -> Future[List[Tensor]]:
 
 
 def completed(tensors: Sequence[torch.Tensor]) -> Future[Any]:
-    """A future of the tensors, complete from the start."""
-    if not tensors:  # of what kind an empty list is, TorchScript cannot tell
+    """Return a completed future of the tensors."""
+    if not tensors:  # TorchScript cannot determine the type of an empty list
         return _held([])
-    return cast(Future[Any], torch._C.fork(lambda: list(tensors)))  # calls it at once
+    return cast(Future[Any], torch._C.fork(lambda: list(tensors)))  # runs it at once
 
 
 def after(over: Future[Any], tensors: Sequence[torch.Tensor]) -> Future[Any]:
-    """A future of the tensors once `over` is complete; it fails as that does. No thread waits."""
+    """Return a future of the tensors that completes, or fails, as `over` does.
+
+    No thread waits for it.
+    """
     if not tensors:
         return over.then(_nothing)
     return cast(Future[Any], _script().after(over, list(tensors)))
 
 
 def _nothing(over: Future[Any]) -> list[torch.Tensor]:
-    over.value()  # raises what it failed with
+    over.value()  # raises its error, if any
     return []
 
 

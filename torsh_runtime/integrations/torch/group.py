@@ -1,4 +1,4 @@
-"""The process group that torch.distributed, DDP, FSDP and DTensor call."""
+"""Defines the process group that torch.distributed, DDP, FSDP and DTensor call."""
 
 from __future__ import annotations
 
@@ -29,21 +29,23 @@ Tensors = Sequence[torch.Tensor]
 
 @not_compiled
 class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
-    """torch's ProcessGroup over a Backend; ranks are the group's own.
+    """Implements torch's ProcessGroup over a Backend. Ranks are the group's own.
 
-    Operations take their arguments in all the ways that torch's own do. When options say
-    asyncOp=False they are complete when they return. They raise what Backend raises: CommError,
-    which is a RuntimeError, when a collective failed; TypeError, ValueError and
-    NotImplementedError for arguments, before anything was communicated.
+    Operations take their arguments in all the ways that torch's own do. If the options say
+    asyncOp=False, an operation is complete when it returns. They raise what Backend raises:
+    CommError, which is a RuntimeError, if a collective failed; TypeError, ValueError and
+    NotImplementedError for invalid arguments, before any communication.
     """
 
     def __init__(
         self, store: Any, backend: Backend, timeout: float, *, overlap_backward: bool = False
     ) -> None:
-        """timeout: seconds that an operation may take which says nothing else.
-        overlap_backward: whether asynchronous operations of a backward pass, where DDP's reducer
-            is the caller, go on beside it in any case. Otherwise those that all ranks call at about
-            the same time are complete when their calls return: the pass needs the processors.
+        """Wrap the backend, whose ranks have connected through the store.
+
+        timeout: seconds that an operation may take if it does not say otherwise.
+        overlap_backward: whether asynchronous operations in a backward pass, where DDP's reducer is
+            the caller, always run beside it. Otherwise those that all ranks call at about the same
+            time are complete when their calls return, as the pass needs the processors.
         """
         c10d.ProcessGroup.__init__(self, backend.rank, backend.world_size)
         Configurable.__init__(self, store, backend, timeout)
@@ -55,7 +57,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     @spellings(c10d.AllreduceOptions, "op", "timeout")
     def allreduce(self, tensors: Tensors, opts: Any) -> TorshWork:
         """Reduce in place. Sparse tensors are summed, and complete when this returns."""
-        # Written out, for the shortest operations are as long as what is around them.
+        # Written out, as the shortest operations take no longer than the code around them.
         self._collectives += 1
         tensor, op, limit = only(tensors), reduction(opts), seconds(opts, self._timeout)
         if tensor.layout is not torch.strided:
@@ -80,20 +82,20 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
 
     @spellings(c10d.ReduceOptions, "root", "op", "timeout")
     def reduce(self, tensors: Tensors, opts: Any) -> TorshWork:
-        """Reduce into the root's tensor; the others' keep their contents."""
+        """Reduce into the root's tensor. The other ranks' tensors are not changed."""
         tensor = only(tensors)
         operation = self._torsh.reduce
         return self._begin(opts, tensors, operation, tensor, opts.rootRank, reduction(opts))
 
     @spellings(c10d.BroadcastOptions, "root", "timeout")
     def broadcast(self, tensors: Tensors, opts: Any) -> TorshWork:
-        """Copy the root's tensor into everyone's."""
+        """Copy the root's tensor to all ranks."""
         tensor = movable(only(tensors))
         return self._begin(opts, tensors, self._torsh.broadcast, tensor, opts.rootRank)
 
     @spellings(c10d.AllgatherOptions, "timeout", tensors=2)
     def allgather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> TorshWork:
-        """Copy rank r's tensor into outputs[0][r]; sizes may differ from rank to rank."""
+        """Copy rank r's tensor into outputs[0][r]. Sizes may differ between ranks."""
         tensor, targets = movable(only(tensors)), _one_list(outputs)
         operation = self._torsh.all_gather
         return self._begin(opts, targets, operation, [movable(part) for part in targets], tensor)
@@ -113,7 +115,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
 
     @spellings(c10d.AllgatherOptions, "timeout", tensors=2, wrapped=False)
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> TorshWork:
-        """Concatenate everyone's tensor, in order of rank, into output."""
+        """Concatenate all ranks' tensors, in rank order, into output."""
         operation = self._torsh.all_gather
         return self._begin(opts, [output], operation, movable(output), movable(tensor))
 
@@ -121,14 +123,14 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     def all_gather_single_coalesced(
         self, outputs: Tensors, tensors: Tensors, opts: Any
     ) -> TorshWork:
-        """all_gather_single for each pair."""
+        """Do all_gather_single() for each pair."""
         pairs = zip(outputs, tensors, strict=True)
         calls = [(movable(output), movable(tensor)) for output, tensor in pairs]
         return self._begin_all(opts, outputs, self._torsh.all_gather, calls)
 
     @spellings(c10d.GatherOptions, "root", "timeout", tensors=2)
     def gather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> TorshWork:
-        """Copy rank r's tensor into the root's outputs[0][r]; [] on the other ranks."""
+        """Copy rank r's tensor into the root's outputs[0][r]. Other ranks pass []."""
         targets = self._of_root(outputs, opts.rootRank)
         tensor, parts = movable(only(tensors)), _all_movable(targets)
         operation = self._torsh.gather
@@ -136,14 +138,14 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
 
     @spellings(c10d.ScatterOptions, "root", "timeout", tensors=2)
     def scatter(self, tensors: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorshWork:
-        """Copy the root's inputs[0][r] into rank r's tensor; [] on the other ranks."""
+        """Copy the root's inputs[0][r] into rank r's tensor. Other ranks pass []."""
         parts = _all_movable(self._of_root(inputs, opts.rootRank))
         tensor = movable(only(tensors))
         return self._begin(opts, tensors, self._torsh.scatter, tensor, parts, opts.rootRank)
 
     @spellings(c10d.ReduceScatterOptions, "op", "timeout", tensors=2)
     def reduce_scatter(self, outputs: Tensors, inputs: Sequence[Tensors], opts: Any) -> TorshWork:
-        """Reduce everyone's inputs[0][r] into rank r's output; sizes may differ with r."""
+        """Reduce all ranks' inputs[0][r] into rank r's output. Sizes may differ with r."""
         output, parts = only(outputs), _one_list(inputs)
         operation = self._torsh.reduce_scatter
         return self._begin(opts, outputs, operation, output, parts, reduction(opts))
@@ -152,7 +154,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any
     ) -> TorshWork:
-        """Reduce everyone's tensor; rank r gets the r-th part."""
+        """Reduce all ranks' tensors, and give rank r the r-th part."""
         operation, op = self._torsh.reduce_scatter, reduction(opts)
         return self._begin(opts, [output], operation, output, tensor, op)
 
@@ -160,7 +162,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, tensors: Tensors, opts: Any
     ) -> TorshWork:
-        """reduce_scatter_single for each pair."""
+        """Do reduce_scatter_single() for each pair."""
         op, pairs = reduction(opts), zip(outputs, tensors, strict=True)
         calls = [(output, tensor, op) for output, tensor in pairs]
         return self._begin_all(opts, outputs, self._torsh.reduce_scatter, calls)
@@ -180,8 +182,9 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         input_splits: Sequence[int],
         opts: Any,
     ) -> TorshWork:
-        """Send the r-th part along dimension 0 to rank r; splits are the parts' sizes there,
-        [] means equal ones.
+        """Send the r-th part along dimension 0 to rank r.
+
+        Splits are the sizes of the parts along dimension 0; [] means equal sizes.
         """
         targets = _parts(output, output_splits, self.size())
         parts = _parts(tensor, input_splits, self.size())
@@ -189,21 +192,23 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
 
     @spellings(c10d.BarrierOptions, "timeout", tensors=0)
     def barrier(self, opts: Any) -> TorshWork:
-        """Complete when every rank has called it."""
+        """Wait until every rank has called it, or return a Work that does."""
         return self._begin(opts, [], self._torsh.barrier)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier within `timeout`. CommTimeout names all the ranks that did not come, on every
-        rank and with either `wait_all_ranks`.
+        """Do a barrier within `timeout`.
+
+        Raises CommTimeout naming all the ranks that did not call it, on every rank and with either
+        `wait_all_ranks`.
         """
         limit = self._timeout if timeout is None else timeout.total_seconds()
         self._torsh.barrier(limit)
 
     @shown
     def send(self, tensors: Tensors, dst: int, tag: int) -> TorshWork:
-        """Send to one rank; complete when the tensor may be changed."""
+        """Send to one rank. The Work is complete when the tensor may be changed."""
         tensor = movable(only(tensors))
         return TorshWork((self._torsh.send(tensor, dst, tag, self._timeout, True),), tensors)
 
@@ -215,11 +220,11 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
 
     @shown
     def recv_anysource(self, tensors: Tensors, tag: int) -> TorshWork:
-        """Receive from whichever rank sends first; the Work's source_rank() says which."""
+        """Receive from any rank that sends first. The Work's source_rank() returns that rank."""
         tensor = movable(only(tensors))
         return TorshWork((self._torsh.recv(tensor, None, tag, self._timeout, True),), tensors)
 
-    # The older names
+    # Older names
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -227,7 +232,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long an operation may take that begins from now on."""
+        """Set the timeout of operations that start from now on."""
         self._timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
@@ -241,11 +246,12 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Sequence[torch.device] | None = None,
     ) -> TorshProcessGroup | None:
-        """A group of the `ranks` of this one, in their order here; None if this rank is not one of
-        them. All ranks call it at the same time; some may ask for other groups than others.
+        """Return a group of the `ranks` of this one, sorted; None if this rank is not in it.
 
-        timeout: of its operations; without it as in this group. group_name: unique, and the same on
-        its ranks. ValueError for ranks that are none or not distinct.
+        All ranks call it at the same time. Some may ask for different groups than others.
+
+        timeout: of its operations; None: this group's. group_name: unique, and the same on its
+            ranks. Raises ValueError for invalid or repeated ranks.
         """
         from torsh_runtime.integrations.torch.creation import split
 
@@ -253,7 +259,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         given = group_name or f"{self._name}:split:{self._splits}:{min(ranks, default=0)}"
         return split(self, sorted(ranks), timeout or self.options._timeout, given, group_desc or "")
 
-    # What torch asks a backend or a group about itself
+    # Properties that torch asks a backend or a group for
 
     is_torsh = True
     supports_splitting = True
@@ -263,20 +269,20 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
     supports_window = False
 
     def _get_sequence_number_for_group(self) -> int:
-        """How many collectives this rank has begun."""
+        """Return how many collectives this rank has started."""
         return self._collectives
 
     def _set_sequence_number_for_group(self) -> None:
-        """Count from 0; every rank does."""
+        """Count collectives from 0 again. Every rank does so."""
         self._collectives = 0
 
     @property
     def options(self) -> Any:
-        """The name and the timeout."""
+        """Return options with the backend's name and the timeout."""
         return c10d.Backend.Options(NAME, timedelta(seconds=self._timeout))
 
     def get_group_store(self) -> Any:
-        """The store that the ranks met through."""
+        """Return the store through which the ranks connected."""
         return self._store
 
     @property
@@ -289,8 +295,8 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         return self
 
     def runtime_group(self) -> ProcessGroup:
-        """A group of ours over the same backend: the operations of both are in one order."""
-        if self._ours is None or self._ours[0] is not self._own:  # configured anew
+        """Return a torsh_runtime group over the same backend, which keeps both groups' order."""
+        if self._ours is None or self._ours[0] is not self._own:  # the group was reconfigured
             self._ours = self._own, ProcessGroup(self._own, self._timeout, name=self._name)
         return self._ours[1]
 
@@ -335,7 +341,9 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         return TorshWork(works, outputs) if asynchronous(opts) else DONE
 
     def _collective(self, opts: Any, tensors: Tensors) -> tuple[float, bool]:
-        """Count one; its timeout in seconds, and whether it is to run in the background."""
+        """Count a collective, and return its timeout in seconds and whether it is in the
+        background.
+        """
         self._collectives += 1
         return seconds(opts, self._timeout), asynchronous(opts) and self._may_overlap(tensors)
 
@@ -345,7 +353,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
         return not self._torsh.all_come(tensors[0] if tensors else None)
 
     def _of_root(self, lists: Sequence[Tensors], root: int) -> Tensors | None:
-        """The root's list of tensors; None on the other ranks, which may have none."""
+        """Return the root's list of tensors; None on the other ranks, which must not pass any."""
         if self.rank() == root:
             return _one_list(lists)
         if any(len(given) for given in lists):
@@ -354,7 +362,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
 
 
 def _failed(error: CommError) -> Work:
-    """Raises it, but in a backward pass, whose Work fails instead."""
+    """Raise the error, except in a backward pass, where a Work that fails is returned instead."""
     if not in_backward():
         raise error
     return FailedWork(error)
@@ -371,7 +379,7 @@ def _all_movable(tensors: Tensors | None) -> Tensors | None:
 
 
 def _parts(tensor: torch.Tensor, splits: Sequence[int], ranks: int) -> Tensors:
-    """The tensor's parts along dimension 0, one for each rank."""
+    """Return the tensor's parts along dimension 0, one for each rank."""
     if len(splits) not in (0, ranks):
         raise ValueError(f"{len(splits)} split sizes for {ranks} ranks; give one for each")
     length = tensor.shape[0] if tensor.dim() else 0

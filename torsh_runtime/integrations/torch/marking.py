@@ -1,4 +1,4 @@
-"""Sections and steps of torch's training loops, by the hooks that torch has for optimizers."""
+"""Marks sections and steps of torch's training loops, with torch's hooks for optimizers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ SECTION = "optimizer.step"
 
 @cache
 def mark_optimizers() -> None:
-    """Have each optimizer's step() be a section from now on, and the first one's a step of the
-    training unless others mark steps. Calling it again does nothing."""
+    """Mark each optimizer's step() as a section from now on.
+
+    The first optimizer's step also marks a step of the training, unless others mark steps. Calling
+    it again does nothing.
+    """
     register_optimizer_step_pre_hook(_begin)
     register_optimizer_step_post_hook(_end)
 

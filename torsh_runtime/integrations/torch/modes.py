@@ -1,4 +1,4 @@
-"""Modes of torch's dispatcher, as selective checkpointing's."""
+"""Detects modes of torch's dispatcher, such as that of selective checkpointing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import torch
 
 
 def has_modes() -> bool:
-    """Whether any is on. It may keep what an operation returns, and return it once more, so nothing
-    is to be written in place to that."""
+    """Return whether any mode is on.
+
+    It may keep the result of an operation and return it again, so results must not be changed in
+    place.
+    """
     return torch._C._len_torch_dispatch_stack() > 0

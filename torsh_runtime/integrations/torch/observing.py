@@ -1,4 +1,4 @@
-"""Collectives shown to torch's profiler and to dispatch modes, such as CommDebugMode."""
+"""Shows collectives to torch's profiler and to dispatch modes, such as CommDebugMode."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _modes = torch._C._len_torch_dispatch_stack
 
 
 def observed() -> bool:
-    """Whether anybody on this thread wants to know of operations."""
+    """Return whether a profiler or a dispatch mode observes operations of this thread."""
     return bool(_profiling() or _modes())
 
 
 def show(group: Any, operation: str, given: Any, named: Any) -> AbstractContextManager[object]:
-    """Let them see torch's own operator with these arguments, as they would on other backends; what
-    is done within the block is an event "torsh:<operation>" of the profile.
+    """Show observers torch's own operator with these arguments, as with other backends.
 
-    The operator is called on a group that communicates nothing; it may write into the outputs.
+    The code in the returned context is the profile's event "torsh:<operation>". The operator is
+    called on a group that does not communicate; it may write into the outputs.
     """
     operator = getattr(shadow(group.rank(), group.size()), operation)
-    with suppress(RuntimeError), torch.no_grad():  # what it does not know, nobody is shown
+    with suppress(RuntimeError), torch.no_grad():  # operators that it lacks are not shown
         try:
             operator(*given, **named)
-        except RuntimeError:  # it does not write where its input is
+        except RuntimeError:  # it does not write into its input
             operator(*tree_map_only(torch.Tensor, torch.empty_like, given), **named)
     return torch.autograd.profiler.record_function(f"torsh:{operation}")
 
 
 def shown(method: Method) -> Method:
-    """Let the method of a group be seen by whoever observes."""
+    """Show calls of a group's method to observers."""
 
     @wraps(method)
     def call(self: Any, *given: Any, **named: Any) -> Any:
@@ -52,14 +52,14 @@ def shown(method: Method) -> Method:
 
 
 def as_operation(method: Method) -> Method:
-    """Mark the method as an operation, which stands-in for a group may give to another one."""
+    """Mark the method as an operation, which stand-ins for a group may pass to another one."""
     vars(method)["is_operation"] = True
     return method
 
 
 @cache
 def shadow(rank: int, ranks: int) -> Any:
-    """A group of so many ranks whose operations do nothing."""
+    """Return a group of `ranks` ranks whose operations do nothing."""
     group = c10d.ProcessGroup(rank, ranks)
     kind = c10d.ProcessGroup.BackendType.CUSTOM
     group._set_default_backend(kind)

@@ -1,4 +1,4 @@
-"""torch's options of an operation: what was asked for, and its shorter spellings."""
+"""Reads torch's options of an operation, and their shorter spellings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def reduction(options: Any) -> Reduce:
-    """What options.reduceOp stands for.
+    """Return the reduction of options.reduceOp.
 
-    ValueError for one that is not known, or a factor that is no single number.
+    Raises ValueError for an unknown one, or for a factor that is not a single number.
     """
     operation = options.reduceOp
-    number = hash(operation)  # its RedOpType; the quickest way to it
+    number = hash(operation)  # the quickest way to its RedOpType
     if number < _PREMUL_SUM:
         return _REDUCTIONS[number]
     if number > _PREMUL_SUM:
@@ -39,14 +39,16 @@ def _maybe_asynchronous(_: Any) -> bool:
     return True
 
 
-# Older versions of torch do not tell the backend: it waits for the Work if need be.
+# Older versions of torch do not pass this to the backend, and wait for the Work themselves.
 _told = hasattr(c10d.AllreduceOptions(), "asyncOp")
 asynchronous = operator.attrgetter("asyncOp") if _told else _maybe_asynchronous
-"""Whether the caller goes on before the operation is complete."""
+"""Tells whether the caller continues before the operation is complete."""
 
 
 def seconds(options: Any, default: float) -> float:
-    """options.timeout in seconds; the default if it is unset, which torch writes as negative."""
+    """Return options.timeout in seconds; the default if it is unset, which torch writes as
+    negative.
+    """
     timeout: timedelta = options.timeout
     return default if timeout < _UNSET else timeout.total_seconds()
 
@@ -54,11 +56,11 @@ def seconds(options: Any, default: float) -> float:
 def spellings(
     options: Any, *fields: str, tensors: int = 1, wrapped: bool = True
 ) -> Callable[[Method], Method]:
-    """Let a method `(self, *tensor arguments, options)` be called in all ways that torch has.
+    """Let a method `(self, *tensor arguments, options)` be called in all ways that torch allows.
 
-    distributed_c10d and C++ pass options, in the last place; others leave them out, or give
-    `fields` of them instead, by position or by name. Then a bare tensor may stand for a list
-    of one (`wrapped`).
+    distributed_c10d and C++ pass options, in the last place; others leave them out, or pass
+    `fields` of them instead, by position or by name. Then a bare tensor may replace a list of one
+    (`wrapped`).
     """
 
     def decorate(method: Method) -> Method:
@@ -93,7 +95,7 @@ def _by_subclasses(group: Any, operation: str, given: Sequence[Any], refusal: Ty
 
 
 def _options(kind: Any, fields: Sequence[str], given: Sequence[Any], named: dict[str, Any]) -> Any:
-    """Options of that kind, from what was given in their place."""
+    """Return options of that kind, made from the arguments that were passed instead."""
     if named.get("opts") is not None:
         return named["opts"]
     values = dict(zip(fields, given, strict=False)) | named

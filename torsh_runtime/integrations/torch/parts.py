@@ -1,4 +1,4 @@
-"""torch's own functions on parameters of which each rank has a part: made right, or refused."""
+"""Corrects torch's own functions on parameters of which each rank has a part, or refuses them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ELEMENTWISE = frozenset(
 
 
 def mark(parameter: Any, mark: Part | Same) -> None:
-    """Note it at the parameter, and have torch's functions know of such notes."""
+    """Mark the parameter, and make torch's functions respect such marks."""
     _watch_torch()
     marks = marks_of(parameter)
     if marks is None:
@@ -54,7 +54,7 @@ def mark(parameter: Any, mark: Part | Same) -> None:
 
 
 def marks_of(parameter: Any) -> Marks | None:
-    """What is noted there."""
+    """Return the marks of a parameter, or None."""
     return getattr(parameter, _MARKS, None) or None
 
 
@@ -79,8 +79,11 @@ def _watch_torch() -> None:
 
 
 class _Checked:
-    """What is known of an optimizer, which is looked at in its first step, and as long as
-    gradients are zeros in the second, the fourth, the eighth and so on."""
+    """Checks an optimizer in its first step.
+
+    As long as gradients are zero, it repeats the check in the second, fourth, eighth step and so
+    on.
+    """
 
     def __init__(self) -> None:
         self._steps, self._due = 0, 1
@@ -88,7 +91,10 @@ class _Checked:
         self._is_judged = False
 
     def count_step(self, optimizer: Any, has_closure: bool) -> None:
-        """Before a step. ConfigError on all ranks if it would go wrong."""
+        """Count a step that is about to start.
+
+        Raises ConfigError on all ranks if the step would go wrong.
+        """
         self._steps += 1
         if self._steps != self._due:
             return
@@ -112,12 +118,12 @@ def _marked(optimizer: Any) -> list[tuple[Any, Marks]]:
 
 
 def _groups(marked: Iterable[Marks]) -> list[ProcessGroup]:
-    """Who has other parts, the same on all ranks."""
+    """Return the groups whose ranks have the other parts, in an order that all ranks share."""
     return [*dict.fromkeys(part.group for marks in marked for part in marks.parts)]
 
 
 def _check_elementwise(optimizer: Any, has_closure: bool) -> None:
-    """ConfigError on all ranks for an optimizer to which a part is not as a whole parameter."""
+    """Raise ConfigError on all ranks for an optimizer that treats parts unlike whole parameters."""
     marked = {id(each): marks for each, marks in _marked(optimizer) if marks.parts}
     if not marked:
         return
@@ -132,7 +138,7 @@ def _check_elementwise(optimizer: Any, has_closure: bool) -> None:
 
 
 def _check_state(optimizer: Any) -> None:
-    """ConfigError for what was kept of whole parameters, which is so on all ranks."""
+    """Raise ConfigError for state of whole parameters, which all ranks have alike."""
     for parameter, marks in _marked(optimizer):
         for key, kept in optimizer.state.get(parameter, {}).items():
             shape = getattr(kept, "shape", ())
@@ -162,7 +168,7 @@ def _replicating(theirs: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(theirs)
     def wrap(self: Any, module: Any, *given: Any, **named: Any) -> None:
-        """As torch's own. ConfigError for ranks that have different parts."""
+        """Call torch's own. Raises ConfigError if it would average ranks with different parts."""
         told = names.bind(self, module, *given, **named).arguments
         marked = [marks for marks in map(marks_of, module.parameters()) if marks is not None]
         for part in (part for marks in marked for part in marks.parts):
@@ -180,7 +186,7 @@ def _replicating(theirs: Callable[..., None]) -> Callable[..., None]:
 
 
 def _ranks_of(part: Part, told: Mapping[str, Any]) -> set[int]:
-    """Those over which torch averages; all, unless a group is given."""
+    """Return the ranks over which torch averages: all, unless a group is given."""
     group, mesh = told.get("process_group"), told.get("device_mesh")
     if mesh is not None:
         group = mesh.get_group()
@@ -192,7 +198,7 @@ def _ranks_of(part: Part, told: Mapping[str, Any]) -> set[int]:
 def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(theirs)
     def clip(parameters: Any, *given: Any, **named: Any) -> Any:
-        """As torch's own. ConfigError for parts."""
+        """Call torch's own. Raises ConfigError for parameters of which ranks have parts."""
         each = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
         found = [marks.parts for marks in map(marks_of, each) if marks and marks.parts]
         if found:
@@ -210,7 +216,7 @@ def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
 def _unscaling(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(theirs)
     def unscale(scaler: Any, optimizer: Any, *given: Any, **named: Any) -> Any:
-        """As torch's own. What is not finite in one rank's parts is so for all that have parts."""
+        """Call torch's own, and share what is not finite with all ranks that have parts."""
         found = theirs(scaler, optimizer, *given, **named)
         for group in _groups(marks for _, marks in _marked(optimizer)):
             for each in found.values():

@@ -1,6 +1,6 @@
-"""The one place in which functions of torch are replaced, by ones that do the same for all others.
+"""Replaces functions of torch, which happens only here. They work as before for other backends.
 
-torch asks for gloo by name before it hands these on to a group, which could do them.
+torch asks for gloo by name before it passes these calls on to a group that could do them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ c10d: Any = dist.distributed_c10d
 
 
 def install() -> None:
-    """Have torch.distributed's functions know groups of the backend "torsh"."""
+    """Make torch.distributed's functions support groups of the backend "torsh"."""
     for name, ours in (
         ("monitored_barrier", _monitored_barrier),
         ("_set_pg_timeout", _set_pg_timeout),
@@ -26,18 +26,18 @@ def install() -> None:
 
 
 def replace(name: str, function: Callable[..., Any]) -> None:
-    """Put a function in the place of torch.distributed's own, wherever torch itself has it."""
+    """Replace torch.distributed's function of this name in all of torch's own modules."""
     for module in (c10d, dist):
         if hasattr(module, name):
             setattr(module, name, function)
 
 
 def _for_ours(theirs: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """`theirs`, but for groups of the backend "torsh"."""
+    """Return a function that calls `ours` for groups of the backend "torsh", else `theirs`."""
 
     @functools.wraps(theirs)
     def call(*given: Any, **named: Any) -> Any:
-        """As torch.distributed's own."""
+        """Call torch.distributed's own, or ours for a torsh group."""
         arguments = _ARGUMENTS[theirs.__name__]
         asked = dict(zip(arguments, given, strict=False)) | named
         group = asked.pop("group", None) or dist.group.WORLD
@@ -66,22 +66,23 @@ def _set_pg_timeout(group: Any, timeout: timedelta) -> None:
 
 
 def put_in_gloos_stead() -> None:
-    """Have torch make groups that ask for gloo on CPUs as `stand_in` says. They go by the names
-    that were asked for: libraries compare them.
+    """Make torch create groups that ask for gloo on CPUs as `stand_in` describes.
+
+    They keep the requested names, as libraries compare these.
     """
     dist.Backend.register_backend(_STAND_IN, _make, extended_api=True, devices=["cpu"])
     theirs = c10d._new_process_group_helper
 
     @functools.wraps(theirs)
     def helper(size: int, rank: int, ranks: Any, backend: str, *given: Any, **named: Any) -> Any:
-        """As torch's own."""
+        """Do what torch's own function does, with torsh in place of gloo for CPUs."""
         devices = c10d.BackendConfig(backend).get_device_backend_map()
         if devices.get("cpu") != "gloo":
             return theirs(size, rank, ranks, backend, *given, **named)
         others = [f"{device}:{name}" for device, name in devices.items() if name != "gloo"]
         made, store = theirs(size, rank, ranks, ",".join(others) or _STAND_IN, *given, **named)
         if store is None:
-            return made, store  # for this rank is not in the group
+            return made, store  # this rank is not in the group
         group = _with_cpus(made, store, ranks, named) if others else made
         world = c10d._world
         world.pg_map[group] = (c10d.Backend(backend), store)
@@ -92,7 +93,7 @@ def put_in_gloos_stead() -> None:
 
 
 _STAND_IN = "torsh_as_gloo"
-"""What such groups are made by, in torch's list of backends; no group says that it is its name."""
+"""The name in torch's list of backends that creates such groups. No group reports it."""
 
 
 def _make(given: Any, options: object) -> Any:
@@ -102,8 +103,10 @@ def _make(given: Any, options: object) -> Any:
 
 
 def _with_cpus(made: Any, store: Any, ranks: Sequence[int], named: Mapping[str, Any]) -> Any:
-    """A group for CPUs too, of the ranks of one that torch has just made for accelerators by these
-    arguments, whose place it takes."""
+    """Make a group that also has CPUs, in place of the one that torch made for accelerators.
+
+    It has the same ranks, and `named` are the arguments with which torch made the other one.
+    """
     given = c10d._DistributedBackendOptions()
     given.store, given.timeout = c10d.PrefixStore("cpu/", store), named["timeout"]
     if named.get("enable_reconfigure"):
@@ -119,7 +122,7 @@ def _with_cpus(made: Any, store: Any, ranks: Sequence[int], named: Mapping[str, 
 
 
 def _take_the_place(old: Any, new: Any) -> None:
-    """Have torch know the new group wherever it knows the old one."""
+    """Replace the old group by the new one in all of torch's tables."""
     world = c10d._world
     for table in (world.pg_map, world.pg_names, world.pg_backend_config, world.pg_to_tag):
         table[new] = table.pop(old)

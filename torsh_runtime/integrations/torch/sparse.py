@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors, as for the gradients of embeddings."""
+"""Reduces sparse tensors with all_reduce, such as the gradients of embeddings."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torsh_runtime.backends.base import Backend, Reduce, ReduceOp
 
 
 def all_reduce(backend: Backend, tensor: torch.Tensor, op: Reduce, timeout: float) -> None:
-    """Sum sparse COO tensors of one shape into everyone's. Complete when it returns.
+    """Sum sparse COO tensors of one shape into all ranks' tensors. Complete when it returns.
 
-    All ranks' entries are gathered, and added in order of rank. NotImplementedError for another
-    layout or reduction.
+    All ranks' entries are gathered, and added in rank order. Raises NotImplementedError for other
+    layouts and reductions.
     """
     if tensor.layout is not torch.sparse_coo or op is not ReduceOp.SUM:
         raise NotImplementedError(

@@ -1,8 +1,8 @@
-"""torsh in gloo's stead, for scripts that ask for gloo: TORSH_TORCH_BACKEND=torsh.
+"""Replaces gloo by torsh for scripts that ask for gloo: TORSH_TORCH_BACKEND=torsh.
 
-Groups that would communicate by gloo on CPUs become torsh groups and keep their names, "gloo" or
-"cpu:gloo,cuda:nccl": libraries compare them. Tensors on accelerators go to the backend that the
-group has for them, and without one to gloo, which is counted and said when the process ends.
+Groups that would use gloo on CPUs become torsh groups and keep their names, "gloo" or
+"cpu:gloo,cuda:nccl", as libraries compare them. Tensors on accelerators go to the group's backend
+for them, and without one to gloo. Such operations are counted and reported when the process ends.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torsh_runtime.integrations.torch.group import TorshProcessGroup
 
 c10d: Any = dist.distributed_c10d
 _elsewhere: Counter[str] = Counter()
-"""How many operations went to gloo, by the kind of device."""
+"""Number of operations that went to gloo, by type of device."""
 
 
 def make(given: Any, options: object) -> StandIn:
-    """As creation.create; gloo's options are passed over, as torch itself does."""
+    """Create a group like creation.create(). gloo's options are ignored, as torch itself does."""
     if given.group_rank == 0 and not given.global_ranks_in_group:  # the default group's
         _say_at_the_start()
     return create(given, None, StandIn)
@@ -37,16 +37,16 @@ def make(given: Any, options: object) -> StandIn:
 
 @not_compiled
 class StandIn(TorshProcessGroup):
-    """A torsh group, and others for what is not on the CPU."""
+    """Represents a torsh group, with other groups for tensors that are not on the CPU."""
 
     create_device = staticmethod(c10d.ProcessGroupGloo.create_device)
-    """gloo's, for scripts that ask their group for it; torsh finds its network by itself."""
+    """gloo's function, for scripts that call it. torsh finds its network interface by itself."""
     accelerated: Any = None
-    """torch's own group of the same ranks for accelerators, if the script has asked for one."""
+    """torch's own group of the same ranks for accelerators, if the script asked for one."""
     _staged: Any = None
 
     def _for(self, given: Sequence[Any]) -> Any:
-        """Who carries the operation out; None if that is torsh."""
+        """Return the group that carries out the operation; None if that is torsh."""
         device = _device(given)
         if device == "cpu":
             return None
@@ -55,7 +55,7 @@ class StandIn(TorshProcessGroup):
         return self._gloo(device) if device == "cuda" else None
 
     def _gloo(self, device: str) -> Any:
-        """gloo over the same store, which stages tensors of GPUs; made when it is first needed."""
+        """Return gloo over the same store, which stages tensors of GPUs. Made at first use."""
         if self._staged is None:
             store = c10d.PrefixStore("staged/", self.get_group_store())
             limit = self.options._timeout
@@ -70,18 +70,19 @@ class StandIn(TorshProcessGroup):
         return self._staged
 
     def split_group(self, *given: Any, **named: Any) -> TorshProcessGroup | None:
-        """As of a torsh group; what it has for accelerators is split too."""
+        """Split the torsh group and, if there is one, the group for accelerators."""
         ours = super().split_group(*given, **named)
         if self.accelerated is not None:
-            named.pop("device_types", None)  # it is for those that it has
+            named.pop("device_types", None)  # this group is for its own types only
             theirs = self.accelerated.split_group(*given[:5], **named)
             if isinstance(ours, StandIn):
                 ours.accelerated = theirs
         return ours
 
     def configure(self, *given: Any, **named: Any) -> None:
-        """As of a torsh group, and gloo's part for accelerators is made anew. NotImplementedError
-        if torch has made one.
+        """Configure the torsh group; gloo's part for accelerators is made again at its next use.
+
+        Raises NotImplementedError if torch has made a part for accelerators.
         """
         if self.accelerated is not None:
             raise NotImplementedError(
@@ -106,7 +107,7 @@ class StandIn(TorshProcessGroup):
             group.shutdown()
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long an operation may take that begins from now on."""
+        """Set the timeout of operations that start from now on, on all devices."""
         super().set_timeout(timeout)
         for group in self._others():
             group.set_timeout(timeout)
@@ -114,7 +115,7 @@ class StandIn(TorshProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """As of a torsh group; the error says it in gloo's words too, which scripts look for."""
+        """Do the torsh group's barrier. Its error has gloo's words too, which scripts look for."""
         try:
             super().monitored_barrier(timeout, wait_all_ranks)
         except CommTimeout as error:
@@ -143,7 +144,7 @@ class StandIn(TorshProcessGroup):
 
 
 def _by_device(name: str, ours: Callable[..., Any]) -> Callable[..., Any]:
-    """An operation of torsh, carried out by whoever is for the tensors' device."""
+    """Return torsh's operation, carried out by the group for the tensors' device."""
 
     @functools.wraps(ours)
     def call(self: StandIn, *given: Any, **named: Any) -> Any:
@@ -162,7 +163,7 @@ not_compiled(StandIn)
 
 
 def _device(given: Sequence[Any]) -> str:
-    """The type of the device that the first tensor is on, or that a barrier is for."""
+    """Return the type of the first tensor's device, or of that which a barrier is for."""
     for argument in given:
         first = argument
         while isinstance(first, list | tuple) and first:
@@ -175,7 +176,10 @@ def _device(given: Sequence[Any]) -> str:
 
 
 def _words_of_gloo(rank: int, error: CommTimeout, all_ranks: bool) -> str:
-    """What its monitored barrier says: rank 0 names the ranks that did not come, or the first."""
+    """Return the text of gloo's monitored barrier.
+
+    Rank 0 names the ranks that did not come, or the first of them.
+    """
     if rank:
         return (
             f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "

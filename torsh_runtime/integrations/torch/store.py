@@ -1,4 +1,4 @@
-"""torch's store as the backends use ours, to meet the other ranks."""
+"""Adapts torch's store to the interface through which backends connect ranks."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from torsh_runtime.store.base import Entry
 T = TypeVar("T")
 c10d: Any = _distributed_c10d
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
-"""Seconds between two looks whether keys are there; each pause is twice the one before."""
+"""Seconds between two checks for keys; each pause is twice as long as the one before."""
 
 
 class TorchStore:
-    """The part of StoreClient that the backends need, over a torch Store.
+    """Provides the part of StoreClient that the backends need, over a torch Store.
 
     Revisions and leases, which torch does not have, are 0. Calls without a timeout end within the
-    torch Store's own. Raises StoreTimeout or StoreError where torch raises errors of its own.
+    torch Store's own. Raises StoreTimeout or StoreError where torch raises its own errors.
     """
 
     def __init__(self, store: Any) -> None:
         self._store = store
 
     def scoped(self, prefix: str) -> TorchStore:
-        """The same store seen through a prefix."""
+        """Return this store seen through a prefix."""
         return TorchStore(c10d.PrefixStore(prefix, self._store))
 
     def put(self, key: str, value: bytes) -> int:
-        """Write the key."""
+        """Write the key, and return 0 as its revision."""
         self._call(f"put({key!r})", lambda: self._store.set(key, value))
         return 0
 
     def get(self, key: str) -> Entry | None:
-        """The key as it stands, or None."""
+        """Return the key's current entry, or None."""
 
         def read() -> Entry | None:
             if not self._store.check([key]):
@@ -49,15 +49,18 @@ class TorchStore:
         return self._call(f"get({key!r})", read)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, atomically; absent counts as 0. The new value."""
+        """Add to a counter atomically, and return the new value. An absent one counts as 0."""
         return self._call(f"add({key!r})", lambda: int(self._store.add(key, amount)))
 
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
-        """Wait until all the keys exist. StoreTimeout after `timeout` seconds names the missing."""
+        """Wait until all the keys exist, and return their entries.
+
+        Raises StoreTimeout naming the missing keys after `timeout` seconds.
+        """
         what, names = f"wait({len(keys)} keys)", list(keys)
         deadline = time.monotonic() + timeout
         pause = _FIRST_PAUSE
-        # torch's own wait writes warnings to stderr when its time is over.
+        # torch's own wait writes warnings to stderr when it times out.
         while not self._call(what, lambda: self._store.check(names)):
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -85,8 +88,9 @@ class TorchStore:
 
 
 class FreshKeys:
-    """A torch store's keys that no earlier group over it has used: every rank counts the groups for
-    which it has told something there, and those that came to nothing.
+    """Accesses keys of a torch store that no earlier group over it has used.
+
+    Every rank counts the groups for which it has written keys there, and those that failed.
     """
 
     def __init__(self, store: Any, rank: int) -> None:
@@ -95,7 +99,7 @@ class FreshKeys:
         self._counted = False
 
     def put(self, key: str, value: bytes) -> int:
-        """As TorchStore's."""
+        """Write the key, and return 0 as its revision."""
         scoped = self._scoped
         self.count()
         return scoped.put(key, value)
@@ -108,11 +112,11 @@ class FreshKeys:
                 self._store.add(self._counter, 1)
 
     def get(self, key: str) -> Entry | None:
-        """As TorchStore's."""
+        """Return the key's current entry, or None."""
         return self._scoped.get(key)
 
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
-        """As TorchStore's."""
+        """Wait until all the keys exist, and return their entries, as TorchStore.wait() does."""
         return self._scoped.wait(keys, timeout)
 
     @cached_property

@@ -1,7 +1,7 @@
-"""Operations on tensors that stand for others: torch's traceable wrapper subclasses.
+"""Carries out operations on tensors that wrap others: torch's traceable wrapper subclasses.
 
-Such a class says by its __torch_dispatch__ what torch's own operators do with the tensors within;
-a group in C++ calls those operators, and one written in Python has to ask for that.
+The __torch_dispatch__ of such a class defines what torch's own operators do with the wrapped
+tensors. A group in C++ calls those operators; one written in Python must call them explicitly.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from torsh_runtime.integrations.torch.work import TorshWork
 
 
 def carry_out(group: Any, operation: str, given: Sequence[Any], refusal: TypeError) -> TorshWork:
-    """The group's operation, as the classes of its tensors have it. DTensors are not taken: they
-    have operations of their own.
+    """Carry out the group's operation as the classes of its tensors define it.
 
-    given: tensors in the first two places or in one, and options in the last.
-    Raises the refusal of the operation itself where no tensor stands for others.
+    DTensors are not supported, as they have operations of their own.
+
+    given: tensors in the first place or the first two, and options in the last.
+    Raises `refusal`, the error of the operation itself, if no tensor wraps others.
     """
     classes = {type(leaf) for leaf in tree_leaves(given) if is_traceable_wrapper_subclass(leaf)}
     if not classes or any(kind.__name__ == "DTensor" for kind in classes):
@@ -34,7 +35,7 @@ def carry_out(group: Any, operation: str, given: Sequence[Any], refusal: TypeErr
 
 
 class _Within(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Carries out what classes make of an operator."""
+    """Carries out the calls that classes make for an operator."""
 
     def __init__(self, group: Any, operation: str, given: Sequence[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -49,7 +50,7 @@ class _Within(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if operator.namespace != "c10d":
             return operator(*args, **(kwargs or {}))
         if types:
-            return NotImplemented  # the class comes first
+            return NotImplemented  # the class handles it first
         self.works += self._operation(*args[: self._num_tensors], *self._others).parts
         # The shadow writes into its outputs; it returns these and a Work of C++, or just the Work.
         returned = operator(*tree_map_only(torch.Tensor, torch.empty_like, args))

@@ -1,4 +1,4 @@
-"""Tensors as the backend takes them. It says itself what it cannot take, such as GPU tensors."""
+"""Prepares tensors for the backend, which itself refuses tensors such as those on GPUs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ _REDUCIBLE = frozenset(getattr(torch, name) for name in DTYPES if hasattr(torch,
 
 
 def only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The single tensor of a list; torch has lists from when a process had several GPUs."""
+    """Return the single tensor of a list, which torch has from when a process had several GPUs."""
     if len(tensors) != 1:
         raise ValueError(f"the torsh backend takes one tensor per rank, not {len(tensors)}")
     return tensors[0]
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor for an operation that only moves values: as bytes if it is of a dtype that
-    cannot be reduced, such as float8. ValueError if that cannot be seen in the tensor's memory.
+    """Return the tensor for an operation that only moves values.
+
+    A dtype that cannot be reduced, such as float8, is returned as bytes. Raises ValueError if the
+    tensor's memory cannot be seen as bytes.
     """
     if tensor.dtype in _REDUCIBLE and not tensor.is_conj():
         return tensor

@@ -1,4 +1,7 @@
-"""Whether an optimizer computes elementwise: copies of it step on small parameters, cut and not."""
+"""Finds out whether an optimizer computes elementwise.
+
+Copies of it step on small parameters, both cut and whole.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,31 @@ from torsh_runtime.layout import even_cuts
 
 _log = logging.getLogger("torsh_runtime")
 _SIZES, _LARGE = (5, 4), (131, 129)
-"""Of the first dimensions, but that along which a parameter is cut; of all others the last one.
-Large ones are for optimizers that treat small matrices otherwise."""
+"""Sizes of the first dimensions, except a cut one; further dimensions have the last size.
+Large ones are for optimizers that treat small matrices differently."""
 _GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0))
-"""Of gradients over the steps. The second is for optimizers that only limit large changes."""
+"""Factors of the gradients in each step. The second set is for optimizers that only limit large
+changes.
+"""
 _ROUNDING = 1e-3
-"""By which part of the largest change others may differ."""
+"""Largest tolerated difference, relative to the largest change."""
 _RATE = 1e-2
 
 
 class Stepped(NamedTuple):
-    """How a trial went. is_elementwise is true also where that cannot be told."""
+    """Holds the result of a trial. is_elementwise is also true if that cannot be determined."""
 
     is_elementwise: bool
     reason: str = ""
 
 
 def trial(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool) -> Stepped:
-    """Step on whole parameters, and on what this rank has of such; the optimizer itself, its
-    parameters and torch's random numbers stay as they are. marked: by the id() of those that are
-    cut. has_closure: step() is given one."""
+    """Step copies of an optimizer on whole parameters, and on this rank's parts of them.
+
+    The optimizer itself, its parameters and torch's random numbers are not changed.
+
+    marked: marks of the cut parameters, by id(). has_closure: whether step() is given a closure.
+    """
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     devices = {each.device for each in parameters if each.device.type == "cuda"}
     with torch.random.fork_rng(devices=devices):
@@ -48,7 +56,7 @@ def trial(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool) -> Ste
 
 
 class _Steps(NamedTuple):
-    """Of copies of an optimizer."""
+    """Describes the steps of copies of an optimizer."""
 
     optimizer: Any
     parameters: list[Any]
@@ -66,7 +74,7 @@ def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
     try:
         whole = _changes(steps, wholes, False, 0)
         again = _changes(steps, wholes, False, 1)
-    except Exception as error:  # whatever an optimizer of a program's own may raise
+    except Exception as error:  # a program's own optimizer may raise anything
         kind = type(steps.optimizer)
         name = f"{kind.__module__}.{kind.__qualname__}"
         _log.warning(
@@ -88,7 +96,7 @@ def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
 
 
 def _large(optimizer: Any, marked: Mapping[int, Marks]) -> set[int]:
-    """By id() the first matrix of each group that is cut and not small."""
+    """Return the id() of the first large cut matrix of each parameter group."""
     least = math.prod(_LARGE)
     found = (
         [id(each) for each in group["params"] if _is_matrix(each, marked) and each.numel() >= least]
@@ -113,7 +121,7 @@ def _compared(expected: list[Any], found: list[Any]) -> Stepped:
 
 
 class _Small:
-    """What stands for a parameter: values and gradients, which depend on these elementwise."""
+    """Replaces a parameter by small values, and gradients that depend on them elementwise."""
 
     def __init__(
         self,
@@ -134,7 +142,7 @@ class _Small:
         self.slopes = draw(shape).to(parameter.device)
 
     def with_others(self) -> _Small:
-        """The same in this rank's part, and something else in the other ranks'."""
+        """Return a copy that is equal in this rank's part, and differs in the other ranks'."""
         found = copy.copy(self)
         found.values, found.slopes = self.values * 2 + 1, self.slopes * 3 - 1
         for own, others in ((self.values, found.values), (self.slopes, found.slopes)):
@@ -142,7 +150,7 @@ class _Small:
         return found
 
     def cut(self, whole: Any) -> Any:
-        """This rank's part."""
+        """Return this rank's part."""
         for part in self._parts:
             whole = _cut(whole, part)
         return whole
@@ -158,7 +166,7 @@ def _cut(whole: Any, part: Part) -> Any:
 
 
 def _changes(steps: _Steps, smalls: list[_Small], is_cut: bool, seed: int) -> list[Any]:
-    """By how much a few steps of a copy change what stands for its parameters."""
+    """Return by how much a few steps of a copy change the small parameters."""
     torch.manual_seed(seed)
     before = [each.cut(each.values) if is_cut else each.values for each in smalls]
     slopes = [each.cut(each.slopes) if is_cut else each.slopes for each in smalls]
@@ -174,14 +182,14 @@ def _changes(steps: _Steps, smalls: list[_Small], is_cut: bool, seed: int) -> li
 
 
 def _gradients(parameters: list[Any], slopes: list[Any], growth: float) -> Any:
-    """Give parameters gradients, and return a loss."""
+    """Set the parameters' gradients, and return a loss."""
     for each, slope in zip(parameters, slopes, strict=True):
         each.grad = slope * growth + each.detach()
     return torch.tensor(1.0)
 
 
 def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:
-    """One without state and hooks, of other parameters."""
+    """Return a copy of the optimizer without state and hooks, for other parameters."""
     copied = object.__new__(type(optimizer))
     memo: dict[int, Any] = dict(stand_ins)
     for name, value in vars(optimizer).items():
@@ -189,7 +197,7 @@ def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:
             copied.state = defaultdict(dict)
         elif name.startswith("_optimizer_"):
             vars(copied)[name] = OrderedDict()
-        elif name not in ("step", "zero_grad", "all_param_groups"):  # some of which schedules set
+        elif name not in ("step", "zero_grad", "all_param_groups"):  # schedulers set some of them
             vars(copied)[name] = copy.deepcopy(value, memo)
     for group in copied.param_groups:
         if isinstance(group.get("lr"), float | int):

@@ -1,4 +1,4 @@
-"""From torch's process group to ours over the same backend."""
+"""Finds torsh_runtime's group over the same backend as one of torch's."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torsh_runtime.integrations.torch.group import TorshProcessGroup
 
 
 def process_group(given: Any) -> ProcessGroup | None:
-    """The group for CPU tensors, of the same ranks; None if torsh does not carry it."""
+    """Return torsh_runtime's group of the same ranks for CPU tensors; None if torsh has none."""
     if not isinstance(given, TorshProcessGroup):
-        with suppress(AttributeError, RuntimeError):  # it has nothing for CPUs
+        with suppress(AttributeError, RuntimeError):  # it has no backend for CPUs
             given = given._get_backend(torch.device("cpu"))
     return given.runtime_group() if isinstance(given, TorshProcessGroup) else None

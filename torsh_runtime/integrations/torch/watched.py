@@ -1,4 +1,4 @@
-"""Parameters that tell when an operation is about to take their values."""
+"""Defines parameters that report when an operation is about to use their values."""
 
 from __future__ import annotations
 
@@ -32,12 +32,14 @@ _FACTS = frozenset(
         "requires_grad_",
     }
 )
-"""What takes no values and no shape."""
+"""Attributes and methods that need neither values nor shapes."""
 
 
 def watched_type(use: Callable[[Any], None]) -> type[torch.nn.Parameter]:
-    """A class for parameters, which calls use(parameter) before an operation takes the values or
-    the shape of one. By then `use` has given that its own class back."""
+    """Return a class of parameters that call use(parameter) before an operation uses their values.
+
+    This includes their shapes. `use` must give the parameter its own class back.
+    """
 
     class Watched(torch.nn.Parameter):
         is_watched = True

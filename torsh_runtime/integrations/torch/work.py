@@ -1,4 +1,4 @@
-"""torch's Work over ours."""
+"""Implements torch's Work over torsh_runtime's."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _NO_TIMEOUT = timedelta(0)
 
 @not_compiled
 class TorshWork(c10d.Work):  # type: ignore[misc]
-    """One or several operations under way, and the tensors they write.
+    """Represents one or several operations under way, and the tensors that they write.
 
-    Waiting raises the CommError an operation ended with.
+    Waiting raises the CommError with which an operation ended.
     """
 
     def __init__(self, works: Sequence[Work], outputs: Sequence[torch.Tensor]) -> None:
@@ -32,7 +32,10 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
         self._outputs = outputs
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        """Wait until all is complete; with a timeout, CommTimeout when it has passed before."""
+        """Wait until all operations are complete, and return True.
+
+        Raises CommTimeout if a timeout is given and passes before that.
+        """
         if timeout <= _NO_TIMEOUT:
             for work in self.parts:
                 work.wait()
@@ -43,36 +46,38 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
         return True
 
     def synchronize(self) -> None:
-        """The same as wait: there is no stream that could wait instead."""
+        """Call wait(), as there is no stream that could wait instead."""
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether all is over, well or not."""
+        """Return whether all operations have succeeded or failed."""
         return all(work.done() for work in self.parts)
 
     def is_success(self) -> bool:
-        """Whether all is over and went well."""
+        """Return whether all operations have succeeded."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> BaseException | None:
-        """What an operation ended with; None while all goes well."""
+        """Return the error of a failed operation, or None."""
         errors = (work.exception() for work in self.parts)
         return next((error for error in errors if error is not None), None)
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the result once it is complete."""
+        """Return the tensors that hold the result once it is complete."""
         return list(self._outputs)
 
     def source_rank(self) -> int:
-        """The rank, in the group, that a received message came from; -1 of other operations."""
+        """Return the rank in the group that sent a received message; -1 for other operations."""
         source = self.parts[-1].source if self.parts else None
         return -1 if source is None else source
 
     _source_rank = source_rank
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future of `result()`. It fails with a RuntimeError that quotes the CommError; in a
-        backward pass it does not fail, but the pass ends with the CommError.
+        """Return a future of `result()`.
+
+        It fails with a RuntimeError that quotes the CommError. In a backward pass the future does
+        not fail, but the pass ends with the CommError.
         """
         if self.is_success():
             return futures.completed(self._outputs)
@@ -80,16 +85,18 @@ class TorshWork(c10d.Work):  # type: ignore[misc]
         if in_backward():
             _queue_callback(lambda: _queue_callback(self.synchronize))
             finished = over
-        else:  # only what a callback raises becomes an error that C++ sees
+        else:  # C++ sees only errors that a callback raises
             finished = over.then(lambda _: self.wait())
         _when_done(list(self.parts), over)
         return futures.after(finished, self._outputs)
 
 
 def in_backward() -> bool:
-    """Whether this is called in a backward pass, where DDP's reducer is the caller. One that sees a
-    call or a future fail is of no more use; so the pass is let go on, and fails when it has ended,
-    after the reducer's own callback: then it can take the next step, in other company.
+    """Return whether this is called in a backward pass, where DDP's reducer is the caller.
+
+    A reducer cannot be used any more once a call or a future of it has failed. So the pass
+    continues, and fails at its end, after the reducer's own callback. Then the reducer can do the
+    next step, with other members.
     """
     return bool(_current_graph_task_id() != -1)
 
@@ -103,4 +110,4 @@ def _when_done(works: list[Work], over: torch.futures.Future[Any]) -> None:
 
 
 DONE = TorshWork((COMPLETED,), ())
-"""What a call gets that asked for no Work: it is complete, and holds nothing."""
+"""Result of calls that asked for no Work. It is complete, and holds nothing."""

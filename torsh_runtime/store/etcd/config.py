@@ -1,4 +1,4 @@
-"""Where an etcd cluster is and how to be let in."""
+"""Addresses of an etcd cluster, and the credentials for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 class Address(NamedTuple):
-    """One member's client address."""
+    """Holds the client address of a member."""
 
     host: str
     port: int
     secure: bool
-    """Whether TLS is spoken there."""
+    """True if the member uses TLS there."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -31,19 +31,21 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EtcdConfig:
-    """How to reach etcd. ConfigError says what is wrong with it."""
+    """Describes how to reach an etcd cluster. Raises ConfigError for invalid values.
+
+    Example: `EtcdConfig.parse("etcd0:2379,etcd1:2379", ca="/etc/etcd/ca.pem")`.
+    """
 
     endpoints: tuple[str, ...]
     """Members of one cluster: "host", "host:port", "[ipv6]:port", with or without "http://" or
-    "https://". The port is 2379 unless given; without a scheme, TLS is spoken if `ca` or `cert`
-    is given.
+    "https://". The default port is 2379; without a scheme, TLS is used if `ca` or `cert` is given.
     """
     ca: str | None = None
     """File with the certificates of the authorities that sign the servers' certificates (PEM);
-    None: those that the system trusts.
+    None for those that the system trusts.
     """
     cert: str | None = None
-    """File with this client's certificate (PEM), when the servers want one."""
+    """File with this client's certificate (PEM), if the servers require one."""
     key: str | None = None
     """File with the certificate's private key (PEM, not encrypted)."""
     user: str | None = None
@@ -63,7 +65,7 @@ class EtcdConfig:
         password: str | None = None,
         request_timeout: float = 5.0,
     ) -> EtcdConfig:
-        """The same, of endpoints in one string with commas between them."""
+        """Return the configuration for endpoints in one string, separated by commas."""
         return cls(
             endpoints=tuple(part.strip() for part in endpoints.split(",")),
             ca=ca,
@@ -95,19 +97,24 @@ class EtcdConfig:
             )
 
     def addresses(self) -> tuple[Address, ...]:
-        """The members' addresses, in the order given and each once."""
+        """Return the members' addresses, in the given order and each once."""
         secure = self._wants_tls()
         return tuple(dict.fromkeys(_parse(text, secure) for text in self.endpoints))
 
     def tls(self) -> ssl.SSLContext | None:
-        """What TLS connections are made with; None if no endpoint wants one."""
+        """Return the context for TLS connections, or None if no endpoint uses TLS.
+
+        Raises ConfigError if the certificates cannot be used.
+        """
         if not any(address.secure for address in self.addresses()):
             return None
         return _context(self.ca, self.cert, self.key)
 
     def password_in_clear(self) -> tuple[Address, ...]:
-        """The members that the password is sent to without TLS, so that others on the network can
-        read it; those on this machine (localhost, 127.0.0.1, ::1) are not among them.
+        """Return the members to which the password is sent without TLS.
+
+        Others on the network can read it. Members on this machine (localhost, 127.0.0.1, ::1) are
+        left out.
         """
         if self.password is None:
             return ()

@@ -1,4 +1,4 @@
-"""Requests to etcd's gateway: connections kept open, fail-over between members, logging in."""
+"""Requests to etcd's gateway: reused connections, fail-over between members, logging in."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torsh_runtime.store.etcd.http import HttpConnection
 from torsh_runtime.store.etcd.messages import Message
 
 MAX_IDLE = 4
-"""Most connections that are kept open while no request uses them."""
+"""The largest number of connections that are kept open while no request uses them."""
 STREAM_SECONDS = 300.0
-"""A stream is ended after this long, so that one that silently went wrong is opened again."""
+"""Seconds after which a stream is ended, so that one that silently failed is opened again."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _NOT_FOUND, _UNAUTHENTICATED = 5, 16
 _UNSETTLED = frozenset({1, 2, 4, 10, 13, 14})  # gRPC: cancelled … unavailable: it may have happened
@@ -28,11 +28,11 @@ _LOGIN_LOST = (
     "etcdserver: revision of auth store is old",
     "etcdserver: user name is empty",  # another request has just found that the login had lapsed
 )
-_LOGINS = 3  # most for one request
+_LOGINS = 3  # the most for one request
 
 
 class Refused(StoreError):
-    """etcd answered that it will not do this, and has not done it."""
+    """Reports that etcd refused a request and has not carried it out."""
 
     def __init__(self, what: str, code: int, message: str) -> None:
         super().__init__(f"{what}: etcd refused: {message}{_advice(message)}")
@@ -42,23 +42,23 @@ class Refused(StoreError):
 
 
 class AnswerLost(StoreTimeout):
-    """The request was sent and no answer came: it may or may not have been carried out."""
+    """Reports that a request was sent and not answered: it may or may not have been carried out."""
 
 
 class _Unsettled(ConnectionError):
-    """A member answered that it cannot say whether the request will be carried out."""
+    """Reports that a member does not know whether the request will be carried out."""
 
 
 class _NotDone(ConnectionError):
-    """A member answered that it cannot serve anybody now."""
+    """Reports that a member can serve no requests now, and has not carried out this one."""
 
 
 class Gateway:
-    """The members of one cluster. Use it from one event loop only."""
+    """Sends requests to the members of a cluster. Use it from one event loop only."""
 
     def __init__(self, config: EtcdConfig) -> None:
         self.revision = 0
-        """The highest revision that any answer told."""
+        """Highest revision in any answer so far."""
         self._config = config
         self._addresses = config.addresses()
         self._tls = config.tls()
@@ -75,21 +75,23 @@ class Gateway:
         return f"etcd at {', '.join(map(str, self._addresses))}"
 
     def deadline(self) -> float:
-        """When a request that begins now must have ended, in the loop's time."""
+        """Return the moment, in the loop's time, by which a request that begins now must end."""
         return asyncio.get_running_loop().time() + self._config.request_timeout
 
     def check_open(self) -> None:
-        """StoreError when the gateway has been closed."""
+        """Raise StoreError if the gateway has been closed."""
         if self._closing.is_set():
             raise StoreError("the store is closed. Open a new one to go on.")
 
     async def call(
         self, what: str, path: str, message: Message, deadline: float, *, resend: bool = True
     ) -> Message:
-        """The answer to one request, of whichever member gives it first.
+        """Send a request, to one member after another if need be, and return the answer.
 
-        Refused when etcd says no; StoreTimeout when nobody took the request until the deadline.
-        Unless it may be sent again (`resend`), AnswerLost when a member took it and did not answer.
+        `what` describes the request in errors, and `deadline` is in the loop's time. Raises Refused
+        when etcd refuses the request; StoreTimeout when no member has answered at the deadline.
+        Unless the request may be sent again (`resend`), raises AnswerLost when a member received it
+        and did not answer.
         """
         body = json.dumps(message).encode()
         for _ in range(_LOGINS - 1):
@@ -102,10 +104,11 @@ class Gateway:
         return await self._logged_in(what, path, body, deadline, resend)
 
     async def stream(self, what: str, path: str, message: Message) -> AsyncGenerator[Message, None]:
-        """The answers to one request on a connection of its own, while they come.
+        """Send a request on a connection of its own and yield the answers as they arrive.
 
-        OSError or EOFError when the connection breaks, or the member falls silent: then another
-        member's turn has come. Refused when etcd says no. It ends after STREAM_SECONDS.
+        Raises OSError or EOFError when the connection breaks or the member stops responding; the
+        next call uses a different member. Raises Refused when etcd refuses the request. The stream
+        ends after about STREAM_SECONDS.
         """
         await self._log_in(what, self.deadline())
         turn = self._turn
@@ -127,14 +130,14 @@ class Gateway:
             raise ConnectionError(str(refusal)) from None
 
     async def pause(self, seconds: float) -> None:
-        """Wait so long. StoreError at once when the gateway is closed meanwhile."""
+        """Wait for `seconds`. Raises StoreError as soon as the gateway is closed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._closing.wait()
         self.check_open()
 
     async def close(self) -> None:
-        """Cut all connections: requests and streams under way end with StoreError."""
+        """Cut all connections. Requests and streams under way end with StoreError."""
         self._closing.set()
         for connection in self._open:
             connection.abort()
@@ -198,7 +201,7 @@ class Gateway:
         return result
 
     def _attempt_seconds(self) -> float:
-        """How long one member may take, so that others are asked before the time is over."""
+        """Return the seconds that a member may take, so that others can be asked in time."""
         return self._config.request_timeout / max(2, len(self._addresses))
 
     def _pass_turn(self, turn: int) -> None:
@@ -262,7 +265,7 @@ class Gateway:
             await asyncio.wait((guard,))
 
     async def _guard(self, connection: HttpConnection) -> None:
-        """Cut the connection when its server falls silent, and in the end."""
+        """Cut the connection when its server stops responding, or after about STREAM_SECONDS."""
         clock = asyncio.get_running_loop().time
         end = clock() + STREAM_SECONDS * random.uniform(0.8, 1.2)
         interval = self._config.request_timeout / 2
@@ -277,7 +280,7 @@ class Gateway:
             connection.abort()
 
     async def _probe(self, address: Address) -> None:
-        """Have the server answer something, whatever it is. OSError or EOFError if it does not."""
+        """Check that the server answers at all. Raises OSError or EOFError if it does not."""
         async with asyncio.timeout(self._attempt_seconds()):
             with suppress(Refused, _Unsettled, _NotDone):
                 await self._try(_Attempt(), address, "status", "maintenance/status", b"{}")
@@ -304,19 +307,19 @@ class Gateway:
 
 
 class _Attempt:
-    """One try at a request."""
+    """Records the state of an attempt at a request."""
 
     __slots__ = ("sent",)
 
     def __init__(self) -> None:
         self.sent = False
-        """Whether anything of it may have reached the server."""
+        """True if some of the request may have reached the server."""
 
 
 def _parse(body: bytes) -> Message:
     try:
         message = json.loads(body)
-    except (ValueError, RecursionError):  # no JSON, or deeper than anything that etcd says
+    except (ValueError, RecursionError):  # no JSON, or nested more deeply than etcd's answers
         message = None
     if not isinstance(message, dict):
         return {"error": f"it said {body[:80]!r}. Is it etcd >= 3.4, with its gRPC gateway on?"}
@@ -324,7 +327,10 @@ def _parse(body: bytes) -> Message:
 
 
 def _refuse(what: str, status: int, message: Message) -> NoReturn:
-    """Raise what an error means; within a stream it stands in a message of its own."""
+    """Raise the exception for an error message.
+
+    A stream sends an error as an object "error" within the message.
+    """
     error = message.get("error", message)
     facts = error if isinstance(error, dict) else message
     code = facts.get("code") or facts.get("grpc_code")

@@ -1,7 +1,7 @@
-"""HTTP/1.1 as etcd's gateway speaks it: one request at a time on a connection that stays open.
+"""HTTP/1.1 as etcd's gateway uses it: one request at a time on a persistent connection.
 
-Only what such a server sends is understood: answers with a Content-Length or in chunks (RFC 9112,
-sections 6.2 and 7.1). Everything else is a broken connection.
+Only answers with a Content-Length or in chunks (RFC 9112, sections 6.2 and 7.1) are understood, as
+that server sends no others. Everything else counts as a broken connection.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ if TYPE_CHECKING:
 
 MAX_BODY = 256 << 20
 """Largest answer, in bytes."""
-_SECOND_ADDRESS_AFTER = 0.25  # seconds that the first address of a name has for itself
+_SECOND_ADDRESS_AFTER = 0.25  # seconds before a second address of a name is tried
 _QUIET, _BETWEEN, _PROBES = 5, 2, 3  # TCP keep-alive: a host that is gone is noticed in 11 s
 
 
 class _Head(NamedTuple):
     status: int
     length: int
-    """Bytes of the body; -1 if it comes in chunks."""
+    """Bytes of the body; -1 if it is sent in chunks."""
 
 
 class HttpConnection:
-    """One connection to a server. OSError or EOFError tell that it failed; then, and when a
-    request was cancelled, it must be aborted.
+    """Represents a connection to a server.
+
+    Its methods raise OSError or EOFError when it fails. Then, and when a request was cancelled, it
+    must be aborted.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class HttpConnection:
 
     @classmethod
     async def open(cls, address: Address, tls: ssl.SSLContext | None) -> Self:
-        """Connect: to the first of the name's addresses that takes the connection."""
+        """Connect to the first of the name's addresses that accepts the connection."""
         numeric = address.host.replace(".", "").isdecimal() or ":" in address.host
         reader, writer = await asyncio.open_connection(
             address.host,
@@ -55,15 +57,18 @@ class HttpConnection:
         return cls(address, reader, writer)
 
     def is_usable(self) -> bool:
-        """Whether another request may be sent, as far as this side knows."""
+        """Return whether another request may be sent, as far as this side knows."""
         return not (self._last_answer or self._reader.at_eof() or self._writer.is_closing())
 
     def abort(self) -> None:
-        """Cut the connection: what waits in it fails."""
+        """Cut the connection, which makes pending requests fail."""
         self._writer.transport.abort()
 
     async def exchange(self, path: str, fields: str, body: bytes) -> tuple[int, bytes]:
-        """Send a request; the status and the body of the answer."""
+        """Send a POST request, and return the status and the body of the answer.
+
+        `fields` as for send().
+        """
         await self.send(path, fields, body)
         status, length = await self._head()
         if length >= 0:
@@ -84,7 +89,7 @@ class HttpConnection:
         await self._writer.drain()
 
     async def stream(self) -> AsyncGenerator[tuple[int, bytes], None]:
-        """The answer's status with each line of its body, as the lines come."""
+        """Yield the answer's status with each line of its body, as the lines arrive."""
         status, length = await self._head()
         if length >= 0:
             yield status, await self._reader.readexactly(length)
@@ -112,7 +117,7 @@ class HttpConnection:
             raise _not_http() from None
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body's chunks; what follows them is read as well."""
+        """Yield the body's chunks, and read the trailer that follows them."""
         while size := await self._chunk_size():
             yield await self._reader.readexactly(size)
             await self._line()

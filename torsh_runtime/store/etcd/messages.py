@@ -1,4 +1,4 @@
-"""The JSON of etcd's gateway: bytes are base64, 64-bit numbers text, and zeros left out."""
+"""The JSON of etcd's gateway: bytes are base64, 64-bit numbers are text, and zeros are omitted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Message = dict[str, Any]
 
 
 class KeyRange(NamedTuple):
-    """Either one key, or all with one prefix."""
+    """Selects a single key, or all keys with a prefix."""
 
     text: str
     is_prefix: bool
 
     def message(self) -> Message:
-        """The fields that name the range in a request."""
+        """Return the fields that name the range in a request."""
         if not self.is_prefix:
             return {"key": encode(self.text.encode())}
         if not self.text:
@@ -32,14 +32,14 @@ class KeyRange(NamedTuple):
 
 
 def encode(value: bytes) -> str:
-    """Bytes as they stand in a message."""
+    """Return bytes as a message contains them: base64 text."""
     return b64encode(value).decode()
 
 
 def transaction(
     compares: Sequence[Compare], writes: Sequence[Write], otherwise: Sequence[KeyRange] = ()
 ) -> Message:
-    """A transaction that reads the ranges `otherwise`, when a condition does not hold."""
+    """Return a transaction that reads the ranges `otherwise` if a condition does not hold."""
     return {
         "compare": [_compare(compare) for compare in compares],
         "success": [_write(write) for write in writes],
@@ -48,7 +48,7 @@ def transaction(
 
 
 def put(write: Put) -> Message:
-    """One write."""
+    """Return a single write."""
     return {
         "key": encode(write.key.encode()),
         "value": encode(write.value),
@@ -57,12 +57,12 @@ def put(write: Put) -> Message:
 
 
 def reads(ranges: Sequence[KeyRange]) -> Message:
-    """A transaction that only reads."""
+    """Return a transaction that only reads."""
     return {"success": [{"request_range": keys.message()} for keys in ranges]}
 
 
 def sound(answer: Any) -> Message:
-    """The answer itself. ConnectionError if it is none that an etcd gives."""
+    """Return the answer. Raises ConnectionError if it is no answer of an etcd >= 3.4."""
     try:
         for read in (revision, cluster, entries, entries_read, events):
             read(answer)
@@ -74,28 +74,28 @@ def sound(answer: Any) -> Message:
 
 
 def entries(answer: Message) -> tuple[Entry, ...]:
-    """The keys that a range request found."""
+    """Return the keys that a range request found."""
     return tuple(map(_entry, answer.get("kvs", ())))
 
 
 def entries_read(answer: Message) -> tuple[Entry, ...]:
-    """The keys that a transaction's range requests found."""
+    """Return the keys that a transaction's range requests found."""
     found = (part.get("response_range", {}) for part in answer.get("responses", ()))
     return tuple(entry for part in found for entry in entries(part))
 
 
 def events(answer: Message) -> tuple[Event, ...]:
-    """The changes in one message of a watch."""
+    """Return the changes in a message of a watch."""
     return tuple(map(_event, answer.get("events", ())))
 
 
 def revision(answer: Message) -> int:
-    """The store's revision when it answered; 0 if the answer has none."""
+    """Return the store's revision when it answered; 0 if the answer has none."""
     return int(answer.get("header", {}).get("revision", 0))
 
 
 def cluster(answer: Message) -> int:
-    """The id of the cluster that answered; 0 if the answer has none."""
+    """Return the id of the cluster that answered; 0 if the answer has none."""
     return int(answer.get("header", {}).get("cluster_id", 0))
 
 

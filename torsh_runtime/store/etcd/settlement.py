@@ -1,9 +1,9 @@
-"""What became of a transaction whose answer was lost, and making it once after all.
+"""Settles transactions whose answer was lost, so that each is carried out once.
 
-A transaction with a condition on a key that it puts can be sent again without harm: whichever
-copy comes first makes the condition false for the others. One without such a condition gets one,
-on the key as it stands now. When the condition fails, the history of that key since then says
-whether it was our own write that changed it.
+A transaction with a condition on a key that it puts can be sent again without harm: whichever copy
+is carried out first makes the condition false for the others. One without such a condition gets
+one, on the current state of the key. When the condition fails, the history of that key since then
+shows whether our own write changed it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ async def send_transaction(
     deadline: float,
     otherwise: Sequence[KeyRange] = (),
 ) -> Message:
-    """The answer to a transaction, sent once. AnswerLost, StoreTimeout or StoreError otherwise."""
+    """Send a transaction once and return the answer.
+
+    If a condition does not hold, the answer has the ranges `otherwise`. Raises AnswerLost when it
+    may have been carried out, StoreTimeout when no member has answered at the deadline,
+    StoreError when it is refused.
+    """
     key = writes[0].key if writes else compares[0].key if compares else ""
     what = f"transact({key!r}{', …' if len(writes) > 1 else ''})"
     try:
@@ -51,10 +56,10 @@ async def send_transaction(
 
 
 class Settlement:
-    """Settles one transaction: `before` is a revision from before it was first sent.
+    """Settles a transaction. `before` is a revision from before it was first sent.
 
-    Unless its values are `recognizable` as its own, an equal change by somebody else cannot be
-    told from it.
+    Unless its values are `recognizable` as its own, an equal change by a different client cannot be
+    distinguished from it.
     """
 
     def __init__(
@@ -82,7 +87,10 @@ class Settlement:
         self._keys = KeyRange(self._marker.key, is_prefix=False)
 
     async def settle(self) -> Outcome:
-        """Its outcome. StoreError when nobody can tell."""
+        """Find out the outcome and return it; send the transaction again if need be.
+
+        Raises StoreError if the outcome stays unknown.
+        """
         try:
             while asyncio.get_running_loop().time() < self._deadline:
                 if (outcome := await self._try()) is not None:
@@ -103,7 +111,10 @@ class Settlement:
         return await self._send_again(Compare(self._marker.key, entry.revision if entry else 0))
 
     async def _send_again(self, *extra: Compare) -> Outcome | None:
-        """None when the answer was lost again, or the extra condition failed."""
+        """Send it again and return the outcome.
+
+        Returns None when the answer was lost again, or the extra condition failed.
+        """
         compares = self._compares + extra
         try:
             answer = await send_transaction(
@@ -123,10 +134,10 @@ class Settlement:
         return Outcome(False, messages.revision(answer))
 
     async def _own_change(self, condition: int, entry: Entry | None) -> int:
-        """The revision at which our write changed the key from what it had to be; 0: it did not.
+        """Return the revision at which our write changed the key from its required state, or 0.
 
-        A key that had to exist was changed by the next change of it or not at all; one that had
-        to be absent by any change up to now.
+        If the key had to exist, only the next change of it can be ours; if it had to be absent, any
+        change up to now can be. Raises StoreError when the history does not show it.
         """
         now = entry.revision if entry else 0
         since = condition or self._before
@@ -141,7 +152,10 @@ class Settlement:
             raise self._unknown(str(error)) from None
 
     async def _search(self, after: int, until: int) -> int:
-        """Our change among those after a revision, up to another, but at least the next."""
+        """Return the revision of our change, or 0 if none is found.
+
+        Looks at the changes after the revision `after` up to `until`, but at least at the next one.
+        """
         async with aclosing(watch(self._gateway, self._keys, after)) as events:
             async for event in events:
                 if self._is_own(event):

@@ -35,30 +35,33 @@ _READS_AT_ONCE = 100  # etcd takes 128 operations in a transaction
 
 
 class StoreIdentity(NamedTuple):
-    """What tells one etcd from another that has taken its place."""
+    """Distinguishes an etcd from a different one that has replaced it."""
 
     cluster: int
-    """Changes with a new cluster, but not always: equally configured ones have the same."""
+    """Id of the cluster. A new cluster has a different one, unless it is configured equally."""
     revision: int
-    """Never falls within one store."""
+    """Revision of the store, which never decreases."""
 
 
 class EtcdStore(Store):
-    """The Store port over an etcd cluster. Use it from one event loop only, and close it.
+    """Implements the Store port over an etcd cluster. Use it from one event loop only; close it.
 
-    Every request ends within the configured request timeout, fail-over between the members
-    included: StoreTimeout when no member answered, or a majority of them is gone. A watch lives
-    through outages and goes on where it was; what of an outage must be noticed is noticed by
-    requests.
+        store = EtcdStore(EtcdConfig.parse("etcd0:2379,etcd1:2379"))
+        await store.put("key", b"value")
 
-    When the answer to a write is lost (its member died, or was cut off), the store finds out what
-    became of it and never makes a conditional write twice. For that, values written under a
-    condition must differ from what anybody else might write there: put a token in them. Where it
-    cannot be found out, StoreError says so. A write without a Compare on one of the keys that it
-    puts may be repeated by etcd itself, late, if the member that took it was only paused.
+    Every request ends within the configured request timeout, including fail-over between the
+    members. It raises StoreTimeout when no member answered, or a majority of them is gone. A watch
+    survives outages and continues at its revision; requests are what detects an outage.
 
-    etcd refuses values of more than 1.5 MiB and transactions of more than 128 operations, unless
-    it is configured otherwise.
+    When the answer to a write is lost (its member died, or was cut off), the store finds out
+    whether it was carried out, and never makes a conditional write twice. For that, values written
+    under a condition must differ from those that other clients might write there: put a token in
+    them. If it cannot be found out, StoreError says so. A write without a Compare on one of the
+    keys that it puts may be repeated by etcd itself, late, if the member that received it was only
+    paused.
+
+    By default etcd refuses values of more than 1.5 MiB and transactions of more than 128
+    operations.
     """
 
     def __init__(self, config: EtcdConfig) -> None:
@@ -68,7 +71,7 @@ class EtcdStore(Store):
         return str(self._gateway)
 
     async def identity(self, key: str = "torsh/") -> StoreIdentity:
-        """Which store this is, by one read of a key that this user may read."""
+        """Read `key`, which this user must be allowed to read, and return the store's identity."""
         keys = KeyRange(check_key(key), is_prefix=False).message() | {"count_only": True}
         answer = await self._read("identity", "kv/range", keys)
         return StoreIdentity(messages.cluster(answer), messages.revision(answer))
@@ -135,11 +138,11 @@ class EtcdStore(Store):
         return watch(self._gateway, KeyRange(prefix, is_prefix=True), after)
 
     async def grant(self, ttl: float) -> int:
-        """A new lease that ends `ttl` seconds after it was last kept alive; its id, > 0.
+        """Create a lease that ends `ttl` seconds after it was last kept alive; return its id, > 0.
 
-        etcd counts whole seconds, so the ttl is rounded up, and it has a least ttl (2 s as it
-        comes): a lease may end later than asked, never earlier. After a restart or a change of
-        leader etcd counts anew.
+        etcd counts whole seconds, so the ttl is rounded up, and it has a minimum (2 s by default):
+        a lease may end later than requested, never earlier. After a restart or a change of leader
+        etcd begins to count anew. Raises StoreError unless `ttl` is a finite number > 0.
         """
         if not (ttl > 0 and math.isfinite(ttl)):
             raise StoreError(f"a lease's ttl must be a finite number of seconds > 0, got {ttl}")
@@ -171,7 +174,7 @@ class EtcdStore(Store):
         await self._gateway.close()
 
     async def _read(self, what: str, path: str, message: Message) -> Message:
-        """A request that does no harm when it is carried out twice."""
+        """Send a request that may be carried out twice without harm, and return the answer."""
         return await self._gateway.call(what, path, message, self._gateway.deadline())
 
     async def _commit(
@@ -193,7 +196,7 @@ class EtcdStore(Store):
         return Outcome(answer.get("succeeded", False), messages.revision(answer))
 
     async def _read_all(self, keys: Sequence[str]) -> tuple[dict[str, Entry], int]:
-        """Those of the keys that exist, and the revision since which the others may have come."""
+        """Return those of the keys that exist, and the revision after which to watch for others."""
         found: dict[str, Entry] = {}
         revisions: list[int] = []
         for start in range(0, len(keys), _READS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""A watch that goes on through broken connections and changes of members, without gaps."""
+"""A watch that continues without gaps after broken connections and changes of members."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 
 
 async def watch(gateway: Gateway, keys: KeyRange, after: int) -> AsyncGenerator[Event, None]:
-    """Every change of the keys with a revision > `after`, for as long as it is wanted.
+    """Yield every change of the keys with a revision > `after`, until the caller stops.
 
-    StoreError when the gateway is closed, when etcd refuses the watch, or when the history it
-    would have to go on from is not there any more.
+    Raises StoreError when the gateway is closed, when etcd refuses the watch, or when etcd no
+    longer has the history from which the watch would have to continue.
     """
     progress = _Progress(gateway, keys, after)
     pause = _FIRST_PAUSE
@@ -36,18 +36,18 @@ async def watch(gateway: Gateway, keys: KeyRange, after: int) -> AsyncGenerator[
 
 
 class _Progress:
-    """How far a watch has come."""
+    """Tracks the revision that a watch has reached."""
 
     def __init__(self, gateway: Gateway, keys: KeyRange, after: int) -> None:
         self.seen = after
-        """All changes up to this revision have been handed on."""
+        """Revision up to which all changes have been yielded."""
         self._gateway = gateway
         self._keys = keys
         self._cluster = 0
         self._what = f"watch of {keys}"
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """The changes from there on, until the connection breaks."""
+        """Yield the changes after `seen`, until the connection breaks."""
         create = {
             **self._keys.message(),
             "start_revision": str(self.seen + 1),
@@ -69,17 +69,23 @@ class _Progress:
             self.seen = max(self.seen, messages.revision(answer))
 
     async def _check(self, answer: Message) -> None:
-        """StoreError when the watch cannot go on; ConnectionError when it was ended only here."""
+        """Raise StoreError if the watch cannot continue.
+
+        Raise ConnectionError if only this member has ended it.
+        """
         if answer.get("compact_revision"):
             raise self._gap(f"etcd has compacted its history to {answer['compact_revision']}")
         if answer.get("canceled"):
-            await self._ask()  # it may be for lack of a right, and then this is refused too
+            await self._ask()  # if the user lacks the permission, this is refused too
             raise ConnectionError(f"etcd ended the watch: {answer.get('cancel_reason')}")
         if answer.get("created"):
             await self._check_history(answer)
 
     async def _check_history(self, answer: Message) -> None:
-        """A new or restored etcd would wait in silence for its revision to come this far."""
+        """Raise StoreError if a new or restored etcd answers.
+
+        It would send nothing until its revision had reached that of the watch.
+        """
         cluster = messages.cluster(answer)
         if self._cluster not in (0, cluster):
             raise self._gap("another etcd cluster answers there now")
@@ -90,7 +96,10 @@ class _Progress:
                 raise self._gap(f"etcd is new or restored, and at revision {newest}")
 
     async def _ask(self) -> Message:
-        """Read what is watched, and log in again if that is needed. Refused when etcd says no."""
+        """Count the watched keys, logging in again if needed, and return the answer.
+
+        Raises Refused when etcd refuses it.
+        """
         question = self._keys.message() | {"count_only": True}
         return await self._gateway.call(self._what, "kv/range", question, self._gateway.deadline())
 

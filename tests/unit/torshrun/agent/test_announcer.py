@@ -95,7 +95,7 @@ FINDING = RootCause(
     certainty="likely",
     reading=Diagnosis(Kind.MISSING, "They waited for rank 5.", "Look there."),
     how="missing, host n2",
-    evidence=("rank 5: stood elsewhere",),
+    evidence=("rank 5: in no collective",),
 )
 
 
@@ -131,7 +131,7 @@ def test_the_root_cause_of_all_nodes_is_told_and_recorded() -> None:
     assert said[0].split("\n") == [
         "torshrun: rank 5 most likely failed first: missing, host n2",
         "  They waited for rank 5.",
-        "  rank 5: stood elsewhere",
+        "  rank 5: in no collective",
         "  what to do: Look there.",
     ]
     (event,) = events
@@ -141,7 +141,7 @@ def test_the_root_cause_of_all_nodes_is_told_and_recorded() -> None:
     assert event.facts["ranks"] == (5,)
     assert event.facts["certainty"] == "likely"
     assert event.facts["hint"] == "They waited for rank 5. Look there."
-    assert event.facts["evidence"] == ("rank 5: stood elsewhere",)
+    assert event.facts["evidence"] == ("rank 5: in no collective",)
 
 
 def test_of_many_nodes_the_first_has_the_whole_report_and_the_others_say_so() -> None:

@@ -182,8 +182,8 @@ def test_followers_are_known_by_the_error_that_the_others_came_from() -> None:
             "broadcast",
         ),
         ("ValueError: ranks save different steps: 1, 2", Kind.MISMATCH, "broadcast"),
-        ("RuntimeError: order of columns differs between workers", Kind.MISMATCH, "alike"),
-        ("ValueError: the seed is not the same on all ranks", Kind.MISMATCH, "alike"),
+        ("RuntimeError: order of columns differs between workers", Kind.MISMATCH, "must be equal"),
+        ("ValueError: the seed is not the same on all ranks", Kind.MISMATCH, "must be equal"),
         ("ValueError: different shapes of a and b", Kind.EXCEPTION, ""),
         ("MemoryError", Kind.ALLOCATION, "ulimit -v"),
         ("OSError: [Errno 98] Address already in use", Kind.ADDRESS_IN_USE, "--master-port"),
@@ -233,8 +233,8 @@ def test_an_exit_code_of_a_shell_is_told_as_such() -> None:
     [
         (11, Kind.CRASHED, "compiled code"),
         (7, Kind.CRASHED, "/dev/shm"),
-        (6, Kind.CRASHED, "gave up"),
-        (9, Kind.KILLED, "no kill for want of memory"),
+        (6, Kind.CRASHED, "aborted"),
+        (9, Kind.KILLED, "no kill for lack of memory"),
         (15, Kind.KILLED, "not torshrun"),
         (50, Kind.KILLED, ""),
     ],
@@ -265,8 +265,8 @@ def test_torshruns_own_kill_is_not_blamed_on_others() -> None:
         ),
         (
             an_exit(0, 9, oom=OomEvidence(ours=False), peak_rss_kib=3 << 20),
-            "The kernel killed it in all likelihood (it counts such kills for the whole machine "
-            "only): out of memory (the whole machine's, its peak was 3 GiB).",
+            "The kernel killed it most likely (it counts such kills only for the whole "
+            "machine): out of memory (the whole machine's, its peak was 3 GiB).",
         ),
         (
             an_exit(

@@ -65,7 +65,7 @@ def test_as_long_as_other_nodes_have_not_told_nobody_is_accused() -> None:
 def test_what_is_known_about_the_cause_comes_before_its_words() -> None:
     lines = describe([an_exit(0, 11, stderr=b"working\n")], "x").split("\n")
     assert lines[0].startswith("torshrun: rank 0 failed first: killed by SIGSEGV, exit code 139,")
-    assert lines[1].startswith("  It touched memory that is not its own")
+    assert lines[1].startswith("  It accessed memory that is not its own")
     assert lines[2:4] == ["  the last lines of its stderr:", "  | working"]
     assert lines[4].startswith("  what to do: See which call")
     assert lines[5:] == ["  x"]
@@ -167,7 +167,7 @@ def test_no_worker_commands_the_terminal(command: bytes) -> None:
     away = an_exit(1, 15, stopped=True, stack=stack.format(command.decode("latin-1")))
     late = an_exit(0, 1 << 8, stderr=raised("torsh_runtime.errors.CommTimeout: x"))
     told = describe([late, away], "x")
-    assert "rank 1: stood in no collective, at f (a" in told
+    assert "rank 1: in no collective, at f (a" in told
     assert all(line.isprintable() for line in told.split("\n"))
     loud = raised("ValueError: bad").replace(b"bad", b"b" + command + b"ad\0")
     for facts in ({"stderr": loud}, {"account": loud.decode()}):

@@ -149,7 +149,7 @@ def test_an_account_is_told_by_ranks_of_the_job() -> None:
     assert from_account(ACCOUNT) == expected
     late = from_account({"how": "late", "ranks": []})
     assert late is not None
-    assert late.text == "waited for a peer, in vain"
+    assert late.text == "timed out waiting for a peer"
 
 
 def test_an_account_of_a_mismatch_has_both_calls() -> None:

@@ -182,7 +182,7 @@ def test_impossible_ranks_are_told_of_when_too_few_nodes_came() -> None:
     rules = settings(2, 2, fixed_ranks=True)
     rows = [node("a", fixed_rank=0), node("b", fixed_rank=0), node("c", fixed_rank=7)]
     reason = act(view(*rows, rules=rules), 600.0).verdict.reason
-    assert "node b: node rank 0 (--node-rank) is taken by node a." in reason
+    assert "node b: node rank 0 (--node-rank) is taken by node a: give each" in reason
     assert "node c: there is no node rank 7 (--node-rank)." in reason
 
 

@@ -55,7 +55,7 @@ class Doubling {
 
   Mail mail_;
   const Piece data_;
-  const Cuts cuts_;
+  const Chunks cuts_;
   const Slots slots_;
 };
 
@@ -66,13 +66,13 @@ std::size_t ring_segment(const Limits& limits, std::size_t part) {
 }
 
 // Between nodes, of what the node's ranks have summed up.
-void between(Team& team, const Party& party, const Sum& sum, const Piece& data) {
+void between(Team& team, const Subgroup& subgroup, const Sum& sum, const Piece& data) {
   // Two ranks exchange the same bytes either way, and the ring waits twice for them.
-  const std::size_t limit = team.limits.tree * (party.size() == 2 ? 4 : 1);
+  const std::size_t limit = team.limits.tree * (subgroup.size() == 2 ? 4 : 1);
   const bool small = data.bytes <= limit || team.strategy == Strategy::tree;
-  if (party.size() == 1) return apply(sum.last(1), data, {data.data});
-  if (small && team.strategy != Strategy::ring) return double_up(team, party, sum, data);
-  go_round(team, party, sum, data);
+  if (subgroup.size() == 1) return apply(sum.last(1), data, {data.data});
+  if (small && team.strategy != Strategy::ring) return recursive_doubling(team, subgroup, sum, data);
+  ring_all_reduce(team, subgroup, sum, data);
 }
 
 // One rank speaks for its node, which may be all there is of it.
@@ -81,7 +81,7 @@ void by_leaders(Team& team, const View& view, const Sum& sum, const Piece& data)
   if (view.shared()) in_node::reduce(team.local, within, data.data, data.bytes / within.element(), 0);
   if (view->index() == 0) between(team, view.column(0), sum, data);
   if (view.shared()) in_node::broadcast(team.local, data, 0);
-  // Whom the leader speaks for know it by the result, which comes as soon if it is small.
+  // The other ranks of the node learn of it by the result, which comes as soon if it is small.
   if (data.bytes <= team.limits.leader) team.local.all_came();
 }
 
@@ -99,8 +99,8 @@ void by_shards(Team& team, const View& view, const Sum& sum, const Piece& data) 
   in_node::all_gather(team.local, pieces, own);
 }
 
-// What is reduced at a time, so that the nodes' sums are sent while they are in the cache, but every
-// node's part of a shard is worth its messages. Without shared memory it only bounds their number.
+// The block that is reduced at a time. The nodes' sums should be sent while they are in the cache, but every node's
+// part of a shard should be worth its messages. Without shared memory it only limits their number.
 std::size_t block_of(const Limits& limits, const View& view, int shards) {
   const int messages = view->is_flat() ? 32 : 1;
   return limits.block * static_cast<std::size_t>(view->num_nodes() * shards * messages);
@@ -115,41 +115,41 @@ void star(Team& team, const View& view, const ReduceSpec& spec, const Piece& dat
 
 // Recursive doubling (Thakur, Rabenseifner and Gropp 2005): log2(n) exchanges of everything. Of the
 // ranks beyond a power of two each gives its data to a neighbour first and gets the result last.
-void double_up(Team& team, const Party& party, const Sum& sum, const Piece& data) {
+void recursive_doubling(Team& team, const Subgroup& subgroup, const Sum& sum, const Piece& data) {
   Doubling doubling(team, data);
-  const int even = static_cast<int>(std::bit_floor(static_cast<unsigned>(party.size())));
-  const int extra = party.size() - even, own = party.own;
+  const int even = static_cast<int>(std::bit_floor(static_cast<unsigned>(subgroup.size())));
+  const int extra = subgroup.size() - even, own = subgroup.own;
   const bool paired = own < 2 * extra;
   if (paired && own % 2 == 0) {
-    doubling.give(party.rank(own + 1));
-    return doubling.take(party.rank(own + 1));
+    doubling.give(subgroup.rank(own + 1));
+    return doubling.take(subgroup.rank(own + 1));
   }
-  if (paired) doubling.add(party.rank(own - 1), sum.part(2));
+  if (paired) doubling.add(subgroup.rank(own - 1), sum.part(2));
   const int place = paired ? own / 2 : own - extra;
   for (int distance = 1; distance < even; distance *= 2) {
     const int other = place ^ distance;
-    const int peer = party.rank(other < extra ? 2 * other + 1 : other + extra);
+    const int peer = subgroup.rank(other < extra ? 2 * other + 1 : other + extra);
     doubling.exchange(peer, other < place, 2 * distance == even ? sum.last(2) : sum.part(2));
   }
-  if (paired) doubling.give(party.rank(own - 1));
+  if (paired) doubling.give(subgroup.rank(own - 1));
 }
 
 // Ring (Patarasuk and Yuan 2009): every part goes round once to be summed up and once as the result,
 // a segment at a time. In step s a rank receives the part own - 1 - s, and passes it on in the next.
 // A result comes only after the rank's own value in that place has been sent: both may share it.
-void go_round(Team& team, const Party& party, const Sum& sum, const Piece& data) {
-  const int ranks = party.size();
+void ring_all_reduce(Team& team, const Subgroup& subgroup, const Sum& sum, const Piece& data) {
+  const int ranks = subgroup.size();
   const Parts parts(data.data, data.bytes, ranks);
-  const Cuts cuts{parts.largest(), ring_segment(team.limits, parts.largest())};
+  const Chunks cuts{parts.largest(), ring_segment(team.limits, parts.largest())};
   const std::size_t per_step = cuts.count(), steps = 2 * static_cast<std::size_t>(ranks) - 2;
   const Slots slots(team, ahead, std::min(cuts.bytes, cuts.piece));
-  const int left = party.rank(party.own - 1), right = party.rank(party.own + 1);
+  const int left = subgroup.rank(subgroup.own - 1), right = subgroup.rank(subgroup.own + 1);
   const Reduction add = sum.part(2), finish = sum.last(2);
   Mail mail(team);
   const auto step = [&](std::size_t item) { return static_cast<int>(item / per_step); };
   const auto adds = [&](std::size_t item) { return step(item) < ranks - 1; };
   const auto piece = [&](std::size_t item) {
-    return cuts.of(parts[(party.own + 2 * ranks - 1 - step(item)) % ranks], item % per_step);
+    return cuts.of(parts[(subgroup.own + 2 * ranks - 1 - step(item)) % ranks], item % per_step);
   };
   const auto begin = [&](std::size_t item) {
     const Piece home = piece(item);
@@ -161,7 +161,7 @@ void go_round(Team& team, const Party& party, const Sum& sum, const Piece& data)
     if (adds(item)) apply(step(item) == ranks - 2 ? finish : add, home, {slots[item], home.data});
     if (item + per_step < steps * per_step) mail.send(right, home);
   };
-  for (std::size_t i = 0; i < per_step; ++i) mail.send(right, cuts.of(parts[party.own], i));
+  for (std::size_t i = 0; i < per_step; ++i) mail.send(right, cuts.of(parts[subgroup.own], i));
   pipelined(steps * per_step, ahead, begin, end);
   mail.flush();
 }
@@ -170,10 +170,10 @@ void all_reduce(Team& team, const ReduceSpec& spec, std::byte* data, std::size_t
   const View view(team);
   const Piece whole{data, count * size_of(spec.type)};
   if (team.strategy == Strategy::standard) return star(team, view, spec, whole);
-  if (needs_factor(spec)) take_over(spec, whole, data);
+  if (needs_factor(spec)) copy_scaled(spec, whole, data);
   const Sum sum(spec, view->ranks());
   const int shards = whole.bytes <= team.limits.leader ? 1 : view->least();
-  const Cuts blocks{whole.bytes, block_of(team.limits, view, shards)};
+  const Chunks blocks{whole.bytes, block_of(team.limits, view, shards)};
   for (std::size_t i = 0; i < blocks.count(); ++i) {
     shards == 1 ? by_leaders(team, view, sum, blocks.of(whole, i)) : by_shards(team, view, sum, blocks.of(whole, i));
   }

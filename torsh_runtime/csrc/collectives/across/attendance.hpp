@@ -1,5 +1,6 @@
-// Who has entered an operation between nodes, for the recording: each message tells whom its sender knows of, so a
-// rank may know of all before its part is done. In reductions to a root, say, it never does.
+// The ranks that have entered an operation between nodes, for the recording. Each message carries the ranks that its
+// sender knows of, so a rank may know of all before its part is done. In some operations, such as reductions to a
+// root, it never does.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace torsh::across {
 class Attendance {
  public:
   Attendance() = default;
-  // A bit stands for all ranks of a node, or `by_rank` for one. Of more than 64 nothing is ever known.
+  // A bit stands for all ranks of a node, or for one rank if `by_rank`. With more than 64 nothing is known.
   Attendance(const Layout& layout, bool by_rank) {
     const int all = by_rank ? layout.ranks() : layout.num_nodes();
     if (all > most) return;
@@ -29,18 +30,18 @@ class Attendance {
     known_ = own_;
     time_ = 0;
   }
-  // All ranks of this node are there, as was known at that time.
-  void meet_neighbours(std::uint64_t time) { hear(neighbours_, time); }
-  // Those are that another rank has told of.
-  void hear(std::uint64_t seen, std::uint64_t time) {
+  // All ranks of this node have entered, as was known at that time.
+  void note_neighbours(std::uint64_t time) { learn(neighbours_, time); }
+  // Adds the ranks that another rank knows of.
+  void learn(std::uint64_t seen, std::uint64_t time) {
     if ((seen & ~known_) == 0) return;
     known_ |= seen;
     time_ = time > time_ ? time : time_;
   }
-  // What to tell others.
+  // The ranks to tell others of.
   std::uint64_t known() const { return known_; }
   bool is_complete() const { return all_ != 0 && (known_ & all_) == all_; }
-  // When the last of them was known to be there, in ticks.
+  // The time in ticks when the last of them was known to have entered.
   std::uint64_t time() const { return time_; }
 
  private:

@@ -51,7 +51,7 @@ class Rotation {
     const int local = view_->num_local();
     return (static_cast<int>(view_->on(node).size()) + local - 1) / local;
   }
-  // Of a layer of a node the rank that the local rank `index` takes care of; -1 if there is none.
+  // The rank in a layer of a node that the local rank `index` takes care of; -1 if there is none.
   int in_care(int node, int layer, int index) const {
     const std::size_t at = static_cast<std::size_t>(layer * view_->num_local() + index);
     return at < view_->on(node).size() ? view_->on(node)[at] : -1;
@@ -61,25 +61,25 @@ class Rotation {
   int step(std::size_t item) const { return static_cast<int>(item % steps_) + 1; }
 
   const View& view_;
-  const Cuts cuts_;
+  const Chunks cuts_;
   const std::size_t steps_;
 };
 
 // Bruck's all_gather (Bruck et al. 1997): a rank that knows the blocks of 2^k places from its own on
 // hands them to the one 2^k places before it. `blocks` has room for all, own first.
-void double_known(Team& team, const Party& party, std::span<const std::size_t> sizes, std::byte* blocks) {
-  const int ranks = party.size();
+void double_known(Team& team, const Subgroup& subgroup, std::span<const std::size_t> sizes, std::byte* blocks) {
+  const int ranks = subgroup.size();
   const auto bytes = [&](int places) {
     std::size_t sum = 0;
-    for (int place = 0; place < places; ++place) sum += sizes[static_cast<std::size_t>((party.own + place) % ranks)];
+    for (int place = 0; place < places; ++place) sum += sizes[static_cast<std::size_t>((subgroup.own + place) % ranks)];
     return sum;
   };
   Mail mail(team);
   for (int known = 1; known < ranks; known *= 2) {
     const int after = std::min(2 * known, ranks);
     const Piece more{blocks + bytes(known), bytes(after) - bytes(known)};
-    const TransferPtr received = mail.receive(party.rank(party.own + known), more);
-    const TransferPtr sent = mail.start_send(party.rank(party.own - known), {blocks, bytes(after - known)});
+    const TransferPtr received = mail.receive(subgroup.rank(subgroup.own + known), more);
+    const TransferPtr sent = mail.start_send(subgroup.rank(subgroup.own - known), {blocks, bytes(after - known)});
     mail.wait(std::array{received, sent});
   }
 }
@@ -113,26 +113,26 @@ void gather_packed(Team& team, const View& view, Pieces outputs, const Piece& in
   for (std::size_t rank = 0; rank < outputs.size(); ++rank) copy(outputs[rank], packed[rank].data);
 }
 
-// Everybody's pieces go round, and stay where they have come.
+// All ranks' pieces travel round the ring, and each rank keeps a copy of what passes.
 void gather_round(Team& team, const View& view, Pieces outputs, const Piece& input) {
-  const Party party = view.column(0);
-  const int ranks = party.size();
+  const Subgroup subgroup = view.column(0);
+  const int ranks = subgroup.size();
   copy(of(outputs, view->rank), input.data);
-  const Cuts cuts{largest(outputs), team.limits.segment};
+  const Chunks cuts{largest(outputs), team.limits.segment};
   const std::size_t per_step = cuts.count(), items = static_cast<std::size_t>(ranks - 1) * per_step;
   const auto piece = [&](std::size_t item) {  // what was received `item` segments before comes by
-    const int place = party.own + ranks - 1 - static_cast<int>(item / per_step);
-    return cuts.of(of(outputs, party.rank(place)), item % per_step);
+    const int place = subgroup.own + ranks - 1 - static_cast<int>(item / per_step);
+    return cuts.of(of(outputs, subgroup.rank(place)), item % per_step);
   };
   Mail mail(team);
   for (std::size_t i = 0; items != 0 && i < per_step; ++i) {
-    mail.send(party.rank(party.own + 1), cuts.of(of(outputs, view->rank), i));
+    mail.send(subgroup.rank(subgroup.own + 1), cuts.of(of(outputs, view->rank), i));
   }
   pipelined(
-      items, ahead, [&](std::size_t item) { return mail.receive(party.rank(party.own - 1), piece(item)); },
+      items, ahead, [&](std::size_t item) { return mail.receive(subgroup.rank(subgroup.own - 1), piece(item)); },
       [&](std::size_t item, const TransferPtr& received) {
         mail.wait(received);
-        if (item + per_step < items) mail.send(party.rank(party.own + 1), piece(item));
+        if (item + per_step < items) mail.send(subgroup.rank(subgroup.own + 1), piece(item));
       });
   mail.flush();
 }
@@ -258,7 +258,7 @@ class Scattering {
     const Piece plain = rotation_.cut(of(inputs_, rank), item);
     if (!needs_factor(spec_)) return plain;
     const Piece multiplied{multiplied_[static_cast<std::size_t>(index)], plain.bytes};
-    take_over(spec_, multiplied, plain.data);
+    copy_scaled(spec_, multiplied, plain.data);
     return multiplied;
   }
 

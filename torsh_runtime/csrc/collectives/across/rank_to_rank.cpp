@@ -1,4 +1,4 @@
-// What goes straight from rank to rank: gather, scatter, all_to_all and the barrier.
+// Direct exchanges between ranks: gather, scatter, all_to_all and the barrier.
 #include "collectives/across/steps.hpp"
 
 namespace torsh::across {
@@ -81,8 +81,8 @@ void all_to_all(Team& team, Pieces outputs, Pieces inputs) {
             [&](std::size_t, const std::vector<TransferPtr>& both) { mail.wait(both); });
 }
 
-// Dissemination (Hensgen, Finkel and Manber 1988): in round k everyone hears from the one 2^k
-// places before, and so of all before that.
+// Dissemination (Hensgen, Finkel and Manber 1988): in round k each rank receives from the one 2^k places before it,
+// and so learns of all before that.
 void barrier(Team& team) {
   const View view(team);
   std::byte none{};
@@ -92,11 +92,11 @@ void barrier(Team& team) {
     return broadcast(team, view, nothing, 0);
   }
   if (view.shared()) in_node::barrier(team.local);
-  const Party party = view.column(0);
-  for (int distance = 1; view->index() == 0 && distance < party.size(); distance *= 2) {
+  const Subgroup subgroup = view.column(0);
+  for (int distance = 1; view->index() == 0 && distance < subgroup.size(); distance *= 2) {
     Mail mail(team);
-    const TransferPtr heard = mail.receive(party.rank(party.own - distance), nothing);
-    mail.wait(std::array{heard, mail.start_send(party.rank(party.own + distance), nothing)});
+    const TransferPtr heard = mail.receive(subgroup.rank(subgroup.own - distance), nothing);
+    mail.wait(std::array{heard, mail.start_send(subgroup.rank(subgroup.own + distance), nothing)});
   }
   if (view.shared()) in_node::barrier(team.local);
   team.local.all_came();

@@ -53,21 +53,21 @@ std::size_t segment_of(const Limits& limits, Shape shape, int ranks) {
 // A node's part in a rooted operation: one of its ranks speaks with other nodes.
 struct Post {
   Post(const View& view, int root)
-      : party(view.leaders(root)),
+      : subgroup(view.leaders(root)),
         root_node(view->node_of(root)),
-        leader(view->index_of(party.rank(party.own), view->node)),
+        leader(view->index_of(subgroup.rank(subgroup.own), view->node)),
         speaks(leader == view->index()) {}
 
-  const Party party;
+  const Subgroup subgroup;
   const int root_node;
   const int leader;  // its place in its node
   const bool speaks;
 };
 
 // One rank's part in a reduction to a root, a segment at a time.
-class Gathering {
+class GroupFormation {
  public:
-  Gathering(Team& team, const View& view, const ReduceSpec& spec, const Piece& data, int root)
+  GroupFormation(Team& team, const View& view, const ReduceSpec& spec, const Piece& data, int root)
       : team_(team),
         view_(view),
         spec_(spec),
@@ -75,7 +75,7 @@ class Gathering {
         data_(data),
         root_(root == view->rank),
         post_(view, root),
-        tree_(in_order(Tree::of(team, post_.party, post_.root_node, data.bytes))),
+        tree_(in_order(Tree::of(team, post_.subgroup, post_.root_node, data.bytes))),
         cuts_{data.bytes, tree_.segment},
         children_(post_.speaks ? tree_.children.size() : 0),
         within_(sum_.part(view->num_local())),
@@ -115,10 +115,10 @@ class Gathering {
     if (passes_on() && i >= ahead) mail_.wait(sent_[i % ahead]);
     std::vector<TransferPtr> received;
     for (std::size_t child = 0; child < children_; ++child) {
-      received.push_back(mail_.receive(post_.party.rank(tree_.children[child]), room_for(i, child)));
+      received.push_back(mail_.receive(post_.subgroup.rank(tree_.children[child]), room_for(i, child)));
     }
     const Piece mine = own(i);
-    if (copies() || (root_ && needs_factor(spec_))) take_over(spec_, mine, cuts_.of(data_, i).data);
+    if (copies() || (root_ && needs_factor(spec_))) copy_scaled(spec_, mine, cuts_.of(data_, i).data);
     if (view_.shared()) in_node::reduce(team_.local, within_, mine.data, mine.bytes / within_.element(), post_.leader);
     return received;
   }
@@ -130,13 +130,13 @@ class Gathering {
       mail_.wait(received);
       total = add(i);
     }
-    if (passes_on()) sent_[i % ahead] = mail_.start_send(post_.party.rank(tree_.parent), total);
+    if (passes_on()) sent_[i % ahead] = mail_.start_send(post_.subgroup.rank(tree_.parent), total);
   }
 
   // In the order of the places.
   Piece add(std::size_t i) {
     const std::size_t below = static_cast<std::size_t>(
-        std::lower_bound(tree_.children.begin(), tree_.children.end(), post_.party.own) - tree_.children.begin());
+        std::lower_bound(tree_.children.begin(), tree_.children.end(), post_.subgroup.own) - tree_.children.begin());
     std::vector<const std::byte*> sources;
     for (std::size_t child = 0; child < children_; ++child) sources.push_back(room_for(i, child).data);
     sources.insert(sources.begin() + static_cast<std::ptrdiff_t>(below), own(i).data);
@@ -153,7 +153,7 @@ class Gathering {
   const bool root_;
   const Post post_;
   const Tree tree_;
-  const Cuts cuts_;
+  const Chunks cuts_;
   const std::size_t children_;
   const Reduction within_, with_children_;
   const Slots own_, rooms_;
@@ -163,10 +163,10 @@ class Gathering {
 
 }  // namespace
 
-Tree Tree::of(const Team& team, const Party& party, int root, std::size_t bytes) {
-  const int ranks = party.size();
+Tree Tree::of(const Team& team, const Subgroup& subgroup, int root, std::size_t bytes) {
+  const int ranks = subgroup.size();
   const Shape shape = shape_of(team, ranks, bytes);
-  const int place = (party.own - root + ranks) % ranks;  // the root's is 0
+  const int place = (subgroup.own - root + ranks) % ranks;  // the root's is 0
   const auto back = [&](int other) { return (other + root) % ranks; };
   Tree tree{place == 0 ? -1 : back(parent_of(shape, place)), {}, segment_of(team.limits, shape, ranks)};
   for (const int child : children_of(shape, place, ranks)) tree.children.push_back(back(child));
@@ -176,17 +176,17 @@ Tree Tree::of(const Team& team, const Party& party, int root, std::size_t bytes)
 // Binomial trees, or a chain through which the segments follow each other.
 void broadcast(Team& team, const View& view, const Piece& data, int root) {
   const Post post(view, root);
-  const Tree tree = Tree::of(team, post.party, post.root_node, data.bytes);
-  const Cuts cuts{data.bytes, tree.segment};
+  const Tree tree = Tree::of(team, post.subgroup, post.root_node, data.bytes);
+  const Chunks cuts{data.bytes, tree.segment};
   std::vector<int> children;
   if (post.speaks) children.assign(tree.children.rbegin(), tree.children.rend());
   Mail mail(team);
   const auto begin = [&](std::size_t i) {
-    return post.speaks && tree.parent >= 0 ? mail.receive(post.party.rank(tree.parent), cuts.of(data, i)) : nullptr;
+    return post.speaks && tree.parent >= 0 ? mail.receive(post.subgroup.rank(tree.parent), cuts.of(data, i)) : nullptr;
   };
   const auto end = [&](std::size_t i, const TransferPtr& received) {
     if (received != nullptr) mail.wait(received);
-    for (const int child : children) mail.send(post.party.rank(child), cuts.of(data, i));
+    for (const int child : children) mail.send(post.subgroup.rank(child), cuts.of(data, i));
     if (view.shared()) in_node::broadcast(team.local, cuts.of(data, i), post.leader);
   };
   pipelined(cuts.count(), ahead, begin, end);
@@ -194,7 +194,7 @@ void broadcast(Team& team, const View& view, const Piece& data, int root) {
 }
 
 void reduce(Team& team, const View& view, const ReduceSpec& spec, const Piece& data, int root) {
-  Gathering(team, view, spec, data, root).run();
+  GroupFormation(team, view, spec, data, root).run();
 }
 
 void broadcast(Team& team, Piece data, int root) { broadcast(team, View(team), data, root); }

@@ -1,4 +1,4 @@
-// What the collectives between nodes are made of.
+// What the collectives between nodes share.
 #pragma once
 
 #include <algorithm>
@@ -17,13 +17,13 @@ namespace torsh::across {
 // How many messages in each direction are under way at a time between a rank and its neighbours.
 constexpr std::size_t ahead = 4;
 
-// Ranks that exchange messages, and this one's place among them.
-struct Party {
+// Ranks that exchange messages, and this rank's index among them.
+struct Subgroup {
   std::vector<int> ranks;
   int own = 0;
 
   int size() const { return static_cast<int>(ranks.size()); }
-  // The rank at a place, counted around.
+  // The rank at an index, modulo the size.
   int rank(int place) const { return ranks[static_cast<std::size_t>((place % size() + size()) % size())]; }
 };
 
@@ -39,11 +39,11 @@ class View {
   const Layout* operator->() const { return &layout_; }
   // Whether this rank shares memory with others.
   bool shared() const { return layout_.num_local() > 1; }
-  // The ranks with a given place on their nodes, one per node. This rank's own place in it is that
-  // of its node, whether it is one of them or not.
-  Party column(int index) const;
+  // The ranks with a given index on their nodes, one per node. This rank's index in it is that of its node, whether
+  // it is a member or not.
+  Subgroup column(int index) const;
   // The first rank of every node, but root itself on root's.
-  Party leaders(int root) const;
+  Subgroup leaders(int root) const;
 
  private:
   std::optional<Layout> flat_;
@@ -69,7 +69,7 @@ class Mail {
     if (team_.local.recorded().is_under_way()) note_attendance(transfers);
   }
   void wait(const TransferPtr& transfer) { wait({&transfer, 1}); }
-  // Until all that was sent may be changed again.
+  // Waits until everything that was sent may be changed again.
   void flush() {
     wait(sent_);
     sent_.clear();
@@ -78,7 +78,7 @@ class Mail {
  private:
   void tell_attendance();
   void note_attendance(std::span<const TransferPtr> transfers);
-  void meet_neighbours();
+  void note_neighbours();
 
   Team& team_;
   std::vector<TransferPtr> sent_;
@@ -91,8 +91,9 @@ inline void copy(const Piece& to, const std::byte* from) {
   if (to.data != from && to.bytes != 0) std::memcpy(to.data, from, to.bytes);
 }
 
-// A buffer in pieces of at most `piece` bytes; one of no bytes for none: ranks meet in every operation.
-struct Cuts {
+// A buffer in pieces of at most `piece` bytes. An empty buffer has one empty piece, since ranks must take part in
+// every operation.
+struct Chunks {
   std::size_t bytes, piece;
 
   std::size_t count() const { return bytes == 0 ? 1 : (bytes + piece - 1) / piece; }
@@ -111,7 +112,7 @@ class Parts {
   }
   std::size_t largest() const { return std::min(largest_, bytes_); }
   Piece operator[](int part) const {
-    return Cuts{bytes_, largest_}.of({data_, bytes_}, static_cast<std::size_t>(part));
+    return Chunks{bytes_, largest_}.of({data_, bytes_}, static_cast<std::size_t>(part));
   }
 
  private:
@@ -167,26 +168,26 @@ inline void apply(const Reduction& reduce, const Piece& target, std::initializer
 inline bool needs_factor(const ReduceSpec& spec) { return spec.op == ReduceOp::premul_sum; }
 
 // target = source, times the rank's own factor where there is one.
-inline void take_over(const ReduceSpec& spec, const Piece& target, const std::byte* source) {
+inline void copy_scaled(const ReduceSpec& spec, const Piece& target, const std::byte* source) {
   if (needs_factor(spec)) return apply({spec.type, spec.op, 1, 0, spec.factor}, target, {source});
   copy(target, source);
 }
 
-// All-reduces between the ranks of a party, in place.
-void double_up(Team& team, const Party& party, const Sum& sum, const Piece& data);
-void go_round(Team& team, const Party& party, const Sum& sum, const Piece& data);
+// All-reduces between the ranks of a subgroup, in place.
+void recursive_doubling(Team& team, const Subgroup& subgroup, const Sum& sum, const Piece& data);
+void ring_all_reduce(Team& team, const Subgroup& subgroup, const Sum& sum, const Piece& data);
 
-// From whom a rank of a party has what it passes on, by places.
+// A rank's parent and children in a tree, by index.
 struct Tree {
   int parent = -1;
-  std::vector<int> children;  // those with the least below them first
+  std::vector<int> children;  // those with the smallest subtrees first
   std::size_t segment = 0;    // bytes of one message
 
   // The strategy's for so many bytes.
-  static Tree of(const Team& team, const Party& party, int root, std::size_t bytes);
+  static Tree of(const Team& team, const Subgroup& subgroup, int root, std::size_t bytes);
 };
 
-// Everybody starts them with the same pieces in the same order.
+// All ranks must start them with the same pieces in the same order.
 void broadcast(Team& team, const View& view, const Piece& data, int root);
 void reduce(Team& team, const View& view, const ReduceSpec& spec, const Piece& data, int root);
 

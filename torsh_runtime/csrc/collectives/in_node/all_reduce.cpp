@@ -7,7 +7,7 @@
 namespace torsh::in_node {
 namespace {
 
-// A buffer cut into a part for each rank, in whole cache lines.
+// A buffer divided into a part for each rank, in whole cache lines.
 class Parts {
  public:
   Parts(std::size_t count, std::size_t element, int ranks) : count_(count), element_(element) {
@@ -25,7 +25,7 @@ class Parts {
   std::size_t count_, element_, part_;
 };
 
-// Buffers of all ranks, one of which every rank reduces: into all of them or into one rank's alone.
+// Reduces the buffers of all ranks, into all of them or into one rank's.
 class AllReduce {
  public:
   static constexpr int everyone = -1;
@@ -43,7 +43,7 @@ class AllReduce {
     const std::size_t bytes = count * reduce_.element();
     if (bytes <= shm::tiny_bytes) return tiny(data, count);
     if (bytes <= limits(channel_).whole) return whole(data, count);
-    if (root_ == everyone && bytes <= limits(channel_).by_one) return by_one(data, count);
+    if (root_ == everyone && bytes <= limits(channel_).by_single_rank) return by_single_rank(data, count);
     if (in_place(data, count)) return;
     channel_.next_block();
     for_blocks(bytes, channel_.tuning().block_bytes, [&](std::size_t at, std::size_t length) {
@@ -55,9 +55,9 @@ class AllReduce {
   void tiny(std::byte* data, std::size_t count) {
     std::byte own[shm::tiny_bytes];
     copy_bytes(own, data, count * reduce_.element());
-    if (!receives_) return channel_.tell(own, count * reduce_.element());
+    if (!receives_) return channel_.notify(own, count * reduce_.element());
     if (root_ == everyone) channel_.round(own, count * reduce_.element());
-    else channel_.hear(own, count * reduce_.element());
+    else channel_.collect(own, count * reduce_.element());
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = peer == own_ ? own : channel_.payload(peer);
     reduce_({&data, 1}, sources_.data(), count);
   }
@@ -66,25 +66,23 @@ class AllReduce {
     channel_.next_block();
     copy_shared(channel_.own_slot(count * reduce_.element()), data, count * reduce_.element());
     if (root_ == everyone) channel_.barrier();
-    else if (receives_) channel_.hear();
-    else return channel_.tell();
+    else if (receives_) channel_.collect();
+    else return channel_.notify();
     for (int peer = 0; peer < channel_.ranks(); ++peer) sources_[peer] = channel_.slot(peer);
     for_peers(channel_, [&](int) { count_lines(count * reduce_.element()); });
     reduce_({&data, 1}, sources_.data(), count);
   }
 
-  // Rank 0 reduces everything, and the others wait for its result alone: one turn of all ranks, where parts
-  // take two.
-  void by_one(std::byte* data, std::size_t count) {
+  // Rank 0 reduces everything and the others wait only for its result: one turn of all ranks, where parts take two.
+  void by_single_rank(std::byte* data, std::size_t count) {
     AllReduce(channel_, reduce_, 0).whole(data, count);
     broadcast(channel_, {data, count * reduce_.element()}, 0);
   }
 
-  // Every rank reduces its part of a block. That part never leaves home; the foreign parts go into
-  // the rank's slot, and each peer puts its result back where it found the input. So a line of the
-  // slot crosses between two processors twice, there and back, which is the least possible: neither
-  // has to take it from the other again in order to write it. Between the second round and the next
-  // first one nobody but its owner touches a slot: one does for all blocks.
+  // Every rank reduces its part of a block. It reads that part from its own buffer. The other parts go into its slot,
+  // and each peer writes its result back where it found the input. So a line of the slot moves between two CPUs
+  // twice, there and back. That is the minimum: no CPU must fetch it again in order to write it. Between the second
+  // round and the next first one only its owner uses a slot, so one slot is enough for all blocks.
   void block(std::byte* data, std::size_t count) {
     const Parts parts(count, reduce_.element(), channel_.ranks());
     std::byte* slot = channel_.own_slot(count * reduce_.element());
@@ -103,15 +101,15 @@ class AllReduce {
     });
   }
 
-  // The whole buffer at once, without slots, if every rank can get at all others' buffers.
+  // Reduces the whole buffer at once, without slots, if every rank can access all other buffers.
   bool in_place(std::byte* data, std::size_t count) {
     const std::size_t bytes = count * reduce_.element();
-    Direct direct(channel_, 0, limits(channel_).reach, limits(channel_).array_part);
+    Direct direct(channel_, 0, limits(channel_).cross_memory, limits(channel_).array_part);
     const bool fetching_pays = bytes >= limits(channel_).fetch_array;
     const std::size_t each = bytes / static_cast<std::size_t>(channel_.ranks());
     if (!fetching_pays && !direct.regions_pay(each)) return false;
     const Exposed exposed(channel_);
-    if (!direct.meet({data, bytes}, each) || !(fetching_pays || direct.all_mapped())) return false;
+    if (!direct.exchange_places({data, bytes}, each) || !(fetching_pays || direct.all_mapped())) return false;
     const Parts parts(count, reduce_.element(), channel_.ranks());
     if (direct.all_mapped()) {
       for (int peer = 0; peer < channel_.ranks(); ++peer) {
@@ -135,8 +133,7 @@ class AllReduce {
     reduce_({targets_.data(), wanted}, sources_.data(), count);
   }
 
-  // Pieces of the others' buffers are fetched, and the results go out while they are still in the
-  // processor's cache.
+  // Fetches pieces of the other buffers, and writes the results while they are in the CPU's cache.
   void reduce_fetched(Direct& direct, std::byte* data, const Parts& parts) {
     for_blocks(parts.bytes(own_), direct.piece_bytes(), [&](std::size_t first, std::size_t length) {
       const std::size_t at = parts.offset(own_) + first;

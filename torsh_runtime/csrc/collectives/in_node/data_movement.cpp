@@ -11,44 +11,44 @@ namespace torsh::in_node {
 namespace {
 
 void tiny_broadcast(shm::Channel& channel, Piece data, int root) {
-  if (channel.rank() == root) return channel.tell_all(data.data, data.bytes);
-  channel.listen(root);
+  if (channel.rank() == root) return channel.notify_all(data.data, data.bytes);
+  channel.await_root(root);
   copy_bytes(data.data, channel.payload(root), data.bytes);
 }
 
-// In blocks so small that the root fills the next one while the others empty the last; where ranks share
-// CPUs in larger ones, since each costs a turn of all. What is less goes behind the last broadcast's, as far as
-// the slot goes, so that the root may be some operations ahead.
+// Blocks are so small that the root fills the next one while the others read the last. They are larger where ranks
+// share CPUs, since each costs a turn of all. Smaller data are stored behind the last broadcast's while the slot has
+// room, so that the root may be some operations ahead.
 void staged_broadcast(shm::Channel& channel, Piece data, int root) {
   const std::size_t most = channel.tuning().block_bytes;
-  const std::size_t limit = channel.is_roomy() ? std::min(most, broadcast_block) : most;
+  const std::size_t limit = channel.has_cpu_per_rank() ? std::min(most, broadcast_block) : most;
   const bool streams = data.bytes * static_cast<std::size_t>(channel.ranks()) >= stream_limit;
   for_blocks(data.bytes, limit, [&](std::size_t at, std::size_t length) {
     channel.next_part(length, data.bytes <= limit ? most : limit);
     if (channel.rank() == root) {
       copy_shared(channel.own_slot(length), data.data + at, length);
-      channel.tell_all();
+      channel.notify_all();
     } else {
-      channel.listen(root);
+      channel.await_root(root);
       count_lines(length);
       (streams ? copy_streaming : copy_shared)(data.data + at, channel.slot(root), length);
     }
   });
 }
 
-// The root gives each of the others so much that all have the same to do.
+// The root writes so much to each rank that all copy the same amount.
 bool direct_broadcast(shm::Channel& channel, Piece data, int root) {
   const std::size_t ranks = static_cast<std::size_t>(channel.ranks());
-  Direct direct(channel, data.bytes * (ranks - 1), limits(channel).reach, limits(channel).array);
+  Direct direct(channel, data.bytes * (ranks - 1), limits(channel).cross_memory, limits(channel).array);
   const Exposed exposed(channel);
-  if (!direct.meet(data, data.bytes)) return false;
+  if (!direct.exchange_places(data, data.bytes)) return false;
   const std::size_t given = data.bytes / ranks / least_page * least_page;
   if (channel.rank() == root) {
     for_peers(channel, [&](int peer) { direct.push(peer, direct.of(peer), 0, data.data, given); });
   } else {
     direct.pull(root, data.data + given, direct.of(root), given, data.bytes - given);
   }
-  channel.close_round();  // from here on everybody may change the data
+  channel.close_round();  // from here on all ranks may change the data
   return true;
 }
 
@@ -75,7 +75,7 @@ void staged_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
   });
 }
 
-// For the rank that has it, one piece; for the others nothing.
+// One piece for the given rank, and empty pieces for the others.
 class OnePiece {
  public:
   OnePiece(int ranks, int rank, Piece piece) : pieces_(ranks), count_(static_cast<std::size_t>(ranks)) {
@@ -90,10 +90,10 @@ class OnePiece {
 };
 
 bool direct_all_gather(shm::Channel& channel, Pieces outputs, Piece input) {
-  // Of what is less, most does not lie in memory that the peers have mapped, and asking costs a round.
+  // Smaller inputs are mostly not in mapped memory, and asking costs a round.
   const std::size_t array = std::max(limits(channel).array, shm::least_array);
-  Direct direct(channel, total(outputs) * outputs.size(), limits(channel).reach, array);
-  if (!direct.meet(input, longest(outputs))) return false;
+  Direct direct(channel, total(outputs) * outputs.size(), limits(channel).cross_memory, array);
+  if (!direct.exchange_places(input, longest(outputs))) return false;
   for_peers(channel, [&](int peer) {
     const Piece& output = of(outputs, peer);
     direct.pull(peer, output.data, direct.of(peer), 0, output.bytes);
@@ -109,7 +109,7 @@ void barrier(shm::Channel& channel) { channel.barrier(); }
 
 void broadcast(shm::Channel& channel, Piece data, int root) {
   if (data.bytes <= shm::tiny_bytes) return tiny_broadcast(channel, data, root);
-  if (data.bytes < limits(channel).told_broadcast) return staged_broadcast(channel, data, root);
+  if (data.bytes < limits(channel).unsynchronised_broadcast) return staged_broadcast(channel, data, root);
   if (!direct_broadcast(channel, data, root)) staged_broadcast(channel, data, root);
 }
 

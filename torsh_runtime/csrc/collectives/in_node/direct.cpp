@@ -13,20 +13,20 @@
 
 namespace torsh::in_node {
 
-Direct::Direct(shm::Channel& channel, std::size_t written, std::size_t reach, std::size_t array)
+Direct::Direct(shm::Channel& channel, std::size_t written, std::size_t cross_memory, std::size_t array)
     : channel_(channel),
       streams_(written >= stream_limit),
       detours_(written >= detour_limit),
-      reach_(reach),
+      cross_memory_(cross_memory),
       array_(array),
       places_(channel.ranks()) {}
 
-bool Direct::reach_pays(std::size_t bytes) const {
-  return channel_.reach().allowed() && bytes >= reach_;
+bool Direct::cross_memory_pays(std::size_t bytes) const {
+  return channel_.cross_memory().allowed() && bytes >= cross_memory_;
 }
 
 bool Direct::regions_pay(std::size_t bytes) const {
-  if (channel_.regions().has_arena() && bytes >= array_) return true;
+  if (channel_.regions().has_heap() && bytes >= array_) return true;
   return !channel_.regions().empty() && bytes >= limits(channel_).region;
 }
 
@@ -35,11 +35,11 @@ Place Direct::place(const Piece& buffer, std::size_t bytes) {
     const auto spot = channel_.regions().find(buffer.data, buffer.bytes, loans_);
     if (spot) return {Place::Kind::region, spot->offset, spot->region};
   }
-  if (!reach_pays(bytes) || !channel_.reach().shows(buffer.data, buffer.bytes)) return {};
+  if (!cross_memory_pays(bytes) || !channel_.cross_memory().is_readable(buffer.data, buffer.bytes)) return {};
   return {Place::Kind::process, reinterpret_cast<std::uint64_t>(buffer.data), 0};
 }
 
-bool Direct::meet(const Piece& own, std::size_t bytes) {
+bool Direct::exchange_places(const Piece& own, std::size_t bytes) {
   if (!pays(bytes)) return false;
   const Place given = place(own, bytes);
   channel_.round(&given, sizeof given);
@@ -68,13 +68,13 @@ const std::byte* Direct::fetch(int peer, const Place& from, std::size_t at, std:
 
 std::byte* Direct::room_of(int rank) {
   const auto count = static_cast<std::size_t>(channel_.ranks());
-  return channel_.reach().room(count * piece_bytes()).data() + static_cast<std::size_t>(rank) * piece_bytes();
+  return channel_.cross_memory().room(count * piece_bytes()).data() + static_cast<std::size_t>(rank) * piece_bytes();
 }
 
 void Direct::pull(int peer, std::byte* to, const Place& from, std::size_t at, std::size_t bytes) {
   if (const std::byte* data = mapped(peer, from)) return copy(to, data + at, bytes);
   if (!detours_) return read(peer, to, from.at + at, bytes);
-  const std::span<std::byte> room = channel_.reach().room(shm::Reach::piece_bytes);  // the system does not write past the caches
+  const std::span<std::byte> room = channel_.cross_memory().room(shm::CrossMemory::piece_bytes);  // the system does not bypass the caches
   for_blocks(bytes, room.size(), [&](std::size_t done, std::size_t length) {
     read(peer, room.data(), from.at + at + done, length);
     copy(to + done, room.data(), length);
@@ -82,7 +82,7 @@ void Direct::pull(int peer, std::byte* to, const Place& from, std::size_t at, st
 }
 
 void Direct::read(int peer, std::byte* to, std::uint64_t from, std::size_t bytes) {
-  if (!channel_.reach().read(peer, to, from, bytes)) lose(peer);
+  if (!channel_.cross_memory().read(peer, to, from, bytes)) lose(peer);
 }
 
 void Direct::copy(std::byte* to, const std::byte* from, std::size_t bytes) const {
@@ -97,15 +97,14 @@ void Direct::push(int peer, const Place& to, std::size_t at, const std::byte* fr
     return copy_shared(data + at, from, bytes);
   }
   for (std::size_t done = 0; done < bytes;) {
-    Writing writing(channel_, to.at + at + done, std::min(bytes - done, shm::Reach::piece_bytes));
+    Writing writing(channel_, to.at + at + done, std::min(bytes - done, shm::CrossMemory::piece_bytes));
     const std::size_t written = writing.copy(peer, from + done);
     if (written == 0) lose(peer);
     done += written;
   }
 }
 
-// A process loses its memory a moment before it is seen to have ended. One that lives on has no
-// memory there any more.
+// A process loses its memory a moment before it is seen to have ended. A process that lives on has unmapped it.
 void Direct::lose(int peer) {
   const double patience = std::min(channel_.deadline(), now() + 1.0);
   while (true) {

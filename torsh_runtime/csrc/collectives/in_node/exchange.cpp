@@ -10,19 +10,19 @@
 namespace torsh::in_node {
 namespace {
 
-// What the first round's payload begins with.
+// The beginning of the first round's payload.
 struct Head {
-  std::uint32_t blocks = 0;  // that this rank's stream takes
+  std::uint32_t blocks = 0;  // blocks of this rank's stream
   bool tiny = false;         // sizes and stream follow in the payload itself
   bool direct = false;       // some pieces are not in the stream
 };
 
-// What a rank tells one other, of the piece for it and of the piece from it.
+// What a rank tells one peer, of the piece for it and of the piece from it.
 struct Entry {
   std::uint64_t start, bytes;  // in the stream
   Place place;                 // if it is not in the stream
   std::uint64_t wanted;        // bytes of the piece from it
-  Place room;                  // where that may be put
+  Place room;  // where that may be written
 };
 
 
@@ -30,13 +30,13 @@ std::size_t table_bytes(int ranks) {
   return (static_cast<std::size_t>(ranks) * sizeof(Entry) + cache_line - 1) / cache_line * cache_line;
 }
 
-// The pieces that a rank gives to others, that of the next rank first, are its stream, which goes
-// through its slot in blocks. Large pieces are not in it if their receivers can get at them.
+// The pieces that a rank sends, beginning with the next rank's, form a stream, which goes through its slot in blocks.
+// Large pieces that their receivers can access are not in it.
 class Exchange {
  public:
   Exchange(shm::Channel& channel, Pieces taken, Pieces given, int pulled)
       : channel_(channel),
-        direct_(channel, total(taken) * taken.size(), limits(channel).reach_pair, limits(channel).array),
+        direct_(channel, total(taken) * taken.size(), limits(channel).cross_memory_pair, limits(channel).array),
         taken_(taken),
         given_(given),
         pulled_(static_cast<std::size_t>(pulled)),
@@ -114,7 +114,7 @@ class Exchange {
     });
   }
 
-  // Calls body(offset in the piece, offset in the block, bytes) for what of the piece is in it.
+  // Calls body(offset in the piece, offset in the block, bytes) for the part of the piece that is in the block.
   template <typename Body>
   void for_part(const Entry& entry, std::uint32_t block, Body body) const {
     if (entry.place.kind != Place::Kind::nowhere) return;
@@ -140,7 +140,7 @@ class Exchange {
     });
   }
 
-  // A rank that is so brief expects no large piece either, but says no more about that.
+  // A rank that sends this short form expects no large piece either, and says no more about that.
   void find_tiny(int peer) {
     const std::byte* sizes = channel_.payload(peer) + sizeof(Head);
     const int ranks = channel_.ranks();
@@ -185,7 +185,7 @@ class Exchange {
     direct_.push(peer, theirs.room, 0, of(given_, peer).data, given_part(own.bytes, theirs.room));
   }
 
-  // How much of a piece its giver copies, if it can.
+  // How much of a piece its sender copies, if it can.
   std::size_t given_part(std::size_t bytes, const Place& room) const {
     const std::size_t ranks = others_ + 1;
     return room.kind == Place::Kind::nowhere ? 0 : bytes / ranks * (ranks - pulled_) / least_page * least_page;

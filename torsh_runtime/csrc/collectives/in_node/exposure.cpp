@@ -5,9 +5,9 @@
 #include "collectives/in_node/steps.hpp"
 
 namespace torsh::in_node {
-// Dekker's way: either this rank sees the error, or whoever retreats because of it sees what is
-// announced and takes it back. The system reads the announcement itself when it begins to copy, so
-// even a rank that is stopped between this and the copying writes nothing when it goes on.
+// Dekker's algorithm: either this rank sees the error, or the rank that retreats because of it sees the announcement
+// and withdraws it. The system reads the announcement itself when it begins to copy, so even a rank that is stopped
+// before that writes nothing when it continues.
 Writing::Writing(shm::Channel& channel, std::uint64_t address, std::size_t bytes)
     : channel_(channel), announced_(channel.segment().area(channel.rank()).writing) {
   announced_.address.store(address, std::memory_order_relaxed);
@@ -24,14 +24,14 @@ Writing::Writing(shm::Channel& channel, std::uint64_t address, std::size_t bytes
 
 Writing::~Writing() { announced_.active.store(0, std::memory_order_release); }
 
-// The number of a process that has ended may be another one's by now.
+// The PID of an ended process may have been reused.
 std::size_t Writing::copy(int peer, const std::byte* from) {
   if (channel_.has_ended(peer)) return 0;
-  return channel_.reach().write(peer, &announced_, from);
+  return channel_.cross_memory().write(peer, &announced_, from);
 }
 
-// Without a limit, since the memory is not the caller's before: a copy of 256 KiB ends, or its process
-// does. A peer that is stopped is not inside the system's copying, which no signal interrupts.
+// Has no deadline, since the memory is not the caller's before: a copy of 256 KiB ends, or its process does. A
+// stopped peer is not inside the system's copy, which no signal interrupts.
 void Exposed::retreat() {
   channel_.abort();
   for_peers(channel_, [&](int peer) {

@@ -1,5 +1,5 @@
-// Ranks write into each other's buffers. No write may come after the owner, because of an error, has
-// taken its memory back.
+// Lets ranks write into each other's buffers. No write may come after an owner has taken its memory back because of
+// an error.
 #pragma once
 
 #include <exception>
@@ -8,8 +8,8 @@
 
 namespace torsh::in_node {
 
-// While peers may write into this rank's buffers. If an error ends that, they have all stopped when
-// the error leaves this scope: the memory may then be used for something else.
+// Peers may write into this rank's buffers during its lifetime. If an error ends it, all peers have stopped when the
+// error leaves this scope, so the memory may be used for something else.
 class Exposed {
  public:
   explicit Exposed(shm::Channel& channel) : channel_(channel), errors_(std::uncaught_exceptions()) {}
@@ -26,19 +26,19 @@ class Exposed {
   const int errors_;
 };
 
-// While this rank writes into a buffer of another. Throws, having written nothing, once the group has
-// failed: then the owner may have taken the memory back.
+// This rank writes into a peer's buffer during its lifetime. Throws before anything is written if the group has
+// failed, because the owner may have taken the memory back.
 class Writing {
  public:
-  // With plain stores, into memory that stays mapped: after an error it holds anything.
+  // For plain stores into memory that stays mapped. After an error its contents are undefined.
   explicit Writing(shm::Channel& channel) : Writing(channel, 0, 0) {}
-  // With the system's copying.
+  // For cross-memory attach.
   Writing(shm::Channel& channel, std::uint64_t address, std::size_t bytes);
   ~Writing();
   Writing(const Writing&) = delete;
   Writing& operator=(const Writing&) = delete;
 
-  // How many bytes were copied; 0 if the peer cannot be reached or its memory no more.
+  // Returns the number of bytes copied; 0 if the peer or its memory cannot be accessed any more.
   std::size_t copy(int peer, const std::byte* from);
 
  private:

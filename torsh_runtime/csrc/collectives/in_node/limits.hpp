@@ -5,12 +5,12 @@
 //
 //   all_reduce, reduce    up to 48                   in the flags' lines
 //                         up to whole                every rank reduces everything, from the slots
-//                         up to by_one, all_reduce   one rank reduces everything, and broadcasts it
+//                         up to by_single_rank, all_reduce   one rank reduces everything, and broadcasts it
 //                         from fetch_array on, roomy in place, by the system's copying
 //                         a part of region or more   in place, in mapped memory
 //                         else                       in blocks through the slots
 //   broadcast             up to 48                   in the flag's line
-//                         less than told_broadcast   in blocks through the slot of the root, which seldom waits
+//                         less than unsynchronised_broadcast   in blocks through the slot of the root, which seldom waits
 //                         from reach or region on    in place
 //                         else                       in blocks through the root's slot
 //   all_gather            up to 48                   in the flags' lines
@@ -20,7 +20,7 @@
 //                         from fetch_piece or region on, in place
 //                         else                       in blocks through the slots
 //   gather, scatter,      all pieces up to 48        in the flags' lines
-//   all_to_all            from reach_pair or region on, in place, each pair by itself
+//   all_to_all            from cross_memory_pair or region on, in place, each pair by itself
 //                         else                       in blocks through the slots
 //
 // "In place" is by the system's copying (from reach on) or in mapped memory (from region on, or where only
@@ -32,7 +32,7 @@
 #include <cstddef>
 
 #include "common/prefetch.hpp"
-#include "transport/shm/arena.hpp"
+#include "transport/shm/shared_heap.hpp"
 #include "transport/shm/channel.hpp"
 
 namespace torsh::in_node {
@@ -41,15 +41,15 @@ namespace torsh::in_node {
 // for each processor.
 struct Limits {
   std::size_t whole;        // of an array that every rank reduces
-  std::size_t by_one;       // of an array that one rank reduces for all
+  std::size_t by_single_rank;       // of an array that one rank reduces for all
   std::size_t fetch_array;  // of an array whose parts each rank fetches from all others
   std::size_t fetch_piece;  // of a piece in reduce_scatter; less is quicker through the slots
-  std::size_t reach;        // from here on the system copies from a peer's memory
-  std::size_t reach_pair;   // the same where each pair has a piece of its own, and some are given and some fetched
+  std::size_t cross_memory;        // from here on the system copies from a peer's memory
+  std::size_t cross_memory_pair;   // the same where each pair has a piece of its own, and some are given and some fetched
   std::size_t region;       // from here on mapped memory is used in place
   std::size_t array;        // the same of ordinary arrays, not all of which are mapped: asking costs a round
   std::size_t array_part;   // the same where each rank takes its part of all others' arrays
-  std::size_t told_broadcast;  // for less the root does not wait until the others have come
+  std::size_t unsynchronised_broadcast;  // for less the root does not wait until the others have come
 };
 
 // Of all ranks' writing together: from here on copies go past the caches, and what the system copies, which
@@ -59,42 +59,42 @@ constexpr std::size_t detour_limit = 64 << 20;
 // What the root of a broadcast fills while the others empty the last one, where ranks have processors.
 constexpr std::size_t broadcast_block = 64 << 10;
 
-inline Limits limits(int ranks, bool is_roomy, const shm::Tuning& tuning) {
+inline Limits limits(int ranks, bool has_cpu_per_rank, const shm::Tuning& tuning) {
   constexpr std::size_t never = ~std::size_t{0};
   const auto n = static_cast<std::size_t>(ranks);
-  if (is_roomy) {
+  if (has_cpu_per_rank) {
     return {
         .whole = tuning.whole_limit,
-        .by_one = 0,
+        .by_single_rank = 0,
         .fetch_array = std::max<std::size_t>(32 << 10, n * (8 << 10)),  // a call to the system for each part
         .fetch_piece = 64 << 10,
-        .reach = 32 << 10,
-        .reach_pair = 64 << 10,
+        .cross_memory = 32 << 10,
+        .cross_memory_pair = 64 << 10,
         .region = 1 << 10,
         .array = 64 << 10,
         .array_part = 64 << 10,
-        .told_broadcast = 128 << 10,
+        .unsynchronised_broadcast = 128 << 10,
     };
   }
   return {
       .whole = tuning.crowded_whole_limit,
-      .by_one = ranks >= tuning.by_one_from ? std::min<std::size_t>(128 << 10, tuning.block_bytes) : 0,
+      .by_single_rank = ranks >= tuning.single_rank_from ? std::min<std::size_t>(128 << 10, tuning.block_bytes) : 0,
       .fetch_array = never,
       .fetch_piece = 1 << 20,
       // What goes through slots stays in the cache that the ranks of a processor share: half the time for 128 KiB.
-      .reach = 1 << 20,
-      .reach_pair = 64 << 10,
+      .cross_memory = 1 << 20,
+      .cross_memory_pair = 64 << 10,
       .region = 4 << 10,
       .array = 32 << 10,
       // As soon as such arrays are mapped: 64 ranks take half the time for 256 KiB and a third for 1 MiB.
       .array_part = std::max<std::size_t>(shm::least_array / n, 4 << 10),
       // The rounds of a broadcast in place cost many ranks more than copying twice.
-      .told_broadcast = std::clamp<std::size_t>(n * (16 << 10), 128 << 10, 512 << 10),
+      .unsynchronised_broadcast = std::clamp<std::size_t>(n * (16 << 10), 128 << 10, 512 << 10),
   };
 }
 
 inline Limits limits(const shm::Channel& channel) {
-  return limits(channel.ranks(), channel.is_roomy(), channel.tuning());
+  return limits(channel.ranks(), channel.has_cpu_per_rank(), channel.tuning());
 }
 
 // How much of a peer's buffer is fetched at a time: as much as stays in the processor's own cache (512 KiB of

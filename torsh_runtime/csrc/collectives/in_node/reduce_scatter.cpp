@@ -58,10 +58,10 @@ class ReduceScatter {
     });
   }
 
-  // The others' inputs are reduced where they are, or fetched piece by piece.
+  // Reduces the other inputs in place, or fetches them piece by piece.
   bool in_place() {
-    Direct direct(channel_, 0, limits(channel_).reach, limits(channel_).array);
-    if (!meet(direct)) return false;
+    Direct direct(channel_, 0, limits(channel_).cross_memory, limits(channel_).array);
+    if (!can_exchange(direct)) return false;
     for_blocks(output_.bytes, direct.piece_bytes(), [&](std::size_t at, std::size_t length) {
       for_peers(channel_, [&](int peer) { sources_[peer] = direct.fetch(peer, places_[peer], at, length); });
       sources_[own_] = of(inputs_, own_).data + at;
@@ -71,8 +71,8 @@ class ReduceScatter {
     return true;
   }
 
-  // Every rank tells where its inputs lie. Whether all can be got at.
-  bool meet(Direct& direct) {
+  // Exchanges the locations of all inputs. Returns whether all can be accessed.
+  bool can_exchange(Direct& direct) {
     const std::size_t most = longest(inputs_), ranks = static_cast<std::size_t>(channel_.ranks());
     if (!direct.pays(most) || (most < limits(channel_).fetch_piece && !direct.regions_pay(most))) return false;
     channel_.next_block();

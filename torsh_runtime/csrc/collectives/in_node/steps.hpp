@@ -1,4 +1,4 @@
-// What the collectives of a node have in common.
+// What the collectives of a node share.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace torsh::in_node {
 
-// Calls body(first byte, bytes) for each block of at most `limit` bytes; once, with nothing, for
-// none: ranks meet in every operation.
+// Calls body(first byte, bytes) for each block of at most `limit` bytes. Without any bytes it calls once with none,
+// since ranks must take part in every operation.
 template <typename Body>
 void for_blocks(std::size_t bytes, std::size_t limit, Body body) {
   std::size_t at = 0;
@@ -25,7 +25,7 @@ void for_blocks(std::size_t bytes, std::size_t limit, Body body) {
   } while (at < bytes);
 }
 
-// Calls body(peer) for all other ranks, on every rank beginning with another one.
+// Calls body(peer) for all other ranks, on each rank in a different order.
 template <typename Body>
 void for_peers(const shm::Channel& channel, Body body) {
   for (int peer = channel.rank() + 1; peer < channel.ranks(); ++peer) body(peer);
@@ -47,7 +47,7 @@ inline std::size_t total(Pieces pieces) {
   return bytes;
 }
 
-// How many of a piece's bytes lie in the block of `limit` bytes that begins at `at`.
+// The number of a piece's bytes in the block of `limit` bytes that begins at `at`.
 inline std::size_t within(std::size_t bytes, std::size_t at, std::size_t limit) {
   return std::min(bytes - std::min(bytes, at), limit);
 }
@@ -63,7 +63,7 @@ inline void copy_fetched(std::byte* to, const std::byte* from, std::size_t bytes
   copy_shared(to, from, bytes);
 }
 
-// What each of the ranks may have of a slot at a time, in whole lines.
+// Each rank's share of a slot, in whole lines.
 inline std::size_t share_of_slot(const shm::Channel& channel) {
   return channel.tuning().block_bytes / static_cast<std::size_t>(channel.ranks()) / cache_line * cache_line;
 }

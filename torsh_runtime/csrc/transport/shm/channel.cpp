@@ -22,19 +22,19 @@
 namespace torsh::shm {
 namespace {
 
-constexpr double left_asleep = 64e-6;  // seconds for each rank, of which a turn of all takes at most as long
+constexpr double left_asleep = 64e-6;  // seconds per rank; a turn of all ranks takes at most as long
 
 }  // namespace
 
 Channel::Channel(const Setup& setup, Hooks hooks)
     : forks_(fork_count()),
       rank_(setup.rank),
-      ranks_(static_cast<int>(setup.names.size())),
-      names_(setup.names),
+      ranks_(static_cast<int>(setup.group_ranks.size())),
+      group_ranks_(setup.group_ranks),
       tuning_(setup.tuning),
       segment_(setup.memory, rank_, ranks_, slot_bytes(tuning_)),
       peers_(setup.pids),
-      reach_(rank_, setup.pids),
+      cross_memory_(rank_, setup.pids),
       hooks_(std::move(hooks)),
       progress_(setup.progress != nullptr ? setup.progress : &unseen_),
       recorder_(setup.recorder),
@@ -75,7 +75,7 @@ Channel::Operation::~Operation() {
   channel_.busy_.unlock();
 }
 
-// Ranks that are bound each to their own processors have those; others share what all of them have.
+// Ranks that are each bound to CPUs of their own have those; others share the CPUs of all.
 void Channel::settle() {
   cpu_set_t any;
   CPU_ZERO(&any);
@@ -88,13 +88,13 @@ void Channel::settle() {
   }
   const bool bound = ranks_ > 1 && sum == CPU_COUNT(&any);
   cpus_.store(std::min(bound ? least * neighbours_ : CPU_COUNT(&any), cpus_by_quota()), std::memory_order_relaxed);
-  gathers_ = !is_roomy() && ranks_ >= tuning_.gathering_from;
-  num_flags_ = is_roomy() ? roomy_flags : crowded_flags(ranks_);  // fewer rounds so far: their flags keep their places
-  two_levels_ = is_roomy() && ranks_ >= tuning_.two_levels_from;
-  squad_ = squad_size(ranks_, ranks_by_cache());
+  broadcast_wake_ = !has_cpu_per_rank() && ranks_ >= tuning_.broadcast_wake_from;
+  num_flags_ = has_cpu_per_rank() ? dedicated_flags : crowded_flags(ranks_);  // there were fewer rounds so far, so their flags keep their places
+  two_levels_ = has_cpu_per_rank() && ranks_ >= tuning_.two_levels_from;
+  fan_in_ = barrier_fan_in(ranks_, ranks_by_cache());
 }
 
-// So many in a row, of all, have a cache in common that the next ones have not; 1 if that differs, or is unknown.
+// The number of consecutive ranks that share a cache which the next ones do not; 1 if it varies or is unknown.
 int Channel::ranks_by_cache() {
   const auto cache = [this](int rank) { return segment_.area(rank).own.cache; };
   int row = 1;
@@ -108,7 +108,7 @@ int Channel::ranks_by_cache() {
   return row;
 }
 
-// That all ranks of this machine may use at a time if they share limits as those of this node do.
+// The CPUs that all ranks of this machine may use at a time, if their limits are shared as on this node.
 int Channel::cpus_by_quota() {
   double least = CPU_SETSIZE;
   for (int rank = 0; rank < ranks_; ++rank) {
@@ -125,9 +125,9 @@ void Channel::begin(const Call& call, double timeout, bool background) {
   if (closed_.load(std::memory_order_relaxed)) throw bare(FailureKind::closed);
   refuse_if_ended(call, background);
   timeout_ = timeout;
-  deadline_ = 0;  // the clock is read when there is something to wait for
+  deadline_ = 0;  // the clock is read when a wait begins
   segment_.area(rank_).own.call.show(call);
-  fingerprint_ = fingerprint_ * 0x9E3779B97F4A7C15ull + call.fingerprint();  // that of all calls so far
+  fingerprint_ = fingerprint_ * 0x9E3779B97F4A7C15ull + call.fingerprint();  // covers all calls so far
   op_.store(call.kind, std::memory_order_relaxed);
   const std::uint64_t sequence = sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
   segment_.area(rank_).own.sequence.store(sequence, std::memory_order_release);
@@ -136,8 +136,8 @@ void Channel::begin(const Call& call, double timeout, bool background) {
   if (recorder_.is_on()) recorded_.enter(recorder_, Beginning::of(call, sequence, path_, background));
 }
 
-// The first call that a group refuses because it has ended elsewhere is recorded: else this rank would
-// seem never to have made it.
+// Records the first call that a group refuses because it failed elsewhere. Otherwise this rank would seem never to
+// have made it.
 [[gnu::cold, gnu::noinline]] void Channel::note_refused(const Call& call, bool background) {
   if (std::exchange(has_refused_, true) || !recorder_.is_on()) return;
   const std::uint64_t sequence = sequence_.load(std::memory_order_relaxed) + 1;
@@ -155,7 +155,7 @@ void Channel::refuse_if_ended(const Call& call, bool background) {
   }
 }
 
-// A round in which this rank has waited for all others is over.
+// Notes the end of a round in which this rank waited for all others.
 void Channel::pass_round() {
   passed_ = round_;
   if (!recorded_.is_under_way()) return;
@@ -172,12 +172,12 @@ void Channel::barrier() {
   if (!two_levels_) return round();
   begin_round();
   free_[block_ & 1] = round_ + 1;
-  const int leader = rank_ / squad_ * squad_;
+  const int leader = rank_ / fan_in_ * fan_in_;
   if (rank_ == leader) {
-    meet_squad();
+    await_members();
     post(nullptr, 0);
-    for (int other = 0; other < ranks_; other += squad_) {
-      if (other != rank_) meet(other);
+    for (int other = 0; other < ranks_; other += fan_in_) {
+      if (other != rank_) await_flag(other);
     }
     release();
   } else {
@@ -187,12 +187,12 @@ void Channel::barrier() {
   pass_round();
 }
 
-void Channel::meet_squad() {
-  const int end = std::min(rank_ + squad_, ranks_);
-  for (int peer = rank_ + 1; peer < end; ++peer) meet(peer);
+void Channel::await_members() {
+  const int end = std::min(rank_ + fan_in_, ranks_);
+  for (int peer = rank_ + 1; peer < end; ++peer) await_flag(peer);
 }
 
-// All calls are compared by the leaders, so nothing is left to compare.
+// The leaders compare all calls, so there is nothing left to compare here.
 void Channel::await_release(int leader) {
   count_line();
   awaited_ = round_;
@@ -215,42 +215,42 @@ void Channel::round(const void* payload, std::size_t bytes) {
   begin_round();
   free_[block_ & 1] = round_ + 1;
   post(payload, bytes);
-  if (gathers_) await_all();
-  meet_all();
+  if (broadcast_wake_) await_last_arrival();
+  await_all_flags();
 }
 
-void Channel::hear(const void* payload, std::size_t bytes) {
+void Channel::collect(const void* payload, std::size_t bytes) {
   begin_round();
   free_[block_ & 1] = round_ + 1;
   post(payload, bytes);
-  meet_all();
+  await_all_flags();
 }
 
-void Channel::meet_all() {
-  for (int step = 1; step < ranks_; ++step) meet(rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_);
+void Channel::await_all_flags() {
+  for (int step = 1; step < ranks_; ++step) await_flag(rank_ + step < ranks_ ? rank_ + step : rank_ + step - ranks_);
   pass_round();
-  // Ask for the next round's line now: the peers have read it, and the round after this one then
-  // begins without waiting for it.
+  // Prefetch the next round's line. The peers have read it, so the round after this one begins without waiting for
+  // it.
   prefetch_for_write(reinterpret_cast<const std::byte*>(&flag(rank_, round_ + 1)));
 }
 
-void Channel::tell(const void* payload, std::size_t bytes) {
+void Channel::notify(const void* payload, std::size_t bytes) {
   note_unchecked();
   begin_round();
   free_[block_ & 1] = round_ + 1;
   post(payload, bytes);
 }
 
-// Where many share processors, whoever is woken drives the teller off its own, and sleeps again after one message.
-// So while such rounds follow each other nobody is woken: who goes to sleep has seen the last one's flag, and with
-// it until when that holds, and looks again by itself until then.
-void Channel::tell_all(const void* payload, std::size_t bytes) {
+// Where many ranks share CPUs, a woken rank takes the root's CPU and sleeps again after one message. So while such
+// rounds follow each other, the root wakes no rank. A rank that goes to sleep has seen the last round's flag and the
+// time until which this holds, and polls until then.
+void Channel::notify_all(const void* payload, std::size_t bytes) {
   note_unchecked();
   begin_round(1);
   free_[block_ & 1] = round_ + 1;
-  const bool follows = told_ + 1 == round_;
-  told_ = round_;
-  if (!gathers_ || !follows) return post(payload, bytes);
+  const bool follows = last_notified_ + 1 == round_;
+  last_notified_ = round_;
+  if (!broadcast_wake_ || !follows) return post(payload, bytes);
   std::atomic<double>& left_until = segment_.area(rank_).sleepers.left_until;
   const double until = left_until.load(std::memory_order_relaxed);
   left_until.store(now() + left_asleep * ranks_, std::memory_order_relaxed);
@@ -259,12 +259,12 @@ void Channel::tell_all(const void* payload, std::size_t bytes) {
   if (now() >= until) wake_sleepers(own);
 }
 
-void Channel::listen(int teller) {
+void Channel::await_root(int root) {
   note_unchecked();
   begin_round();
   post(nullptr, 0);
-  meet(teller);
-  passed_ = std::max(passed_, round_ - flag(teller, round_).behind.load(std::memory_order_relaxed));
+  await_flag(root);
+  passed_ = std::max(passed_, round_ - flag(root, round_).behind.load(std::memory_order_relaxed));
 }
 
 void Channel::note_unchecked() {
@@ -288,14 +288,14 @@ void Channel::next_part(std::size_t bytes, std::size_t limit) {
   next_part_ = round_up(part_ + bytes, 128);
 }
 
-// The flag that is to be written now has been read by all who have posted the next one after it. A teller looks
-// a round earlier, so that what it knows is enough for those who listen.
+// All ranks that have posted the next flag have read the one that is about to be overwritten. A root checks one round
+// earlier, so that what it knows is enough for the receivers.
 void Channel::begin_round(std::uint32_t ahead) {
   progress_->met(++round_);
   if (round_ + ahead - passed_ >= num_flags_) catch_up(round_ - num_flags_ / 2);
 }
 
-// Until everybody has posted a round that this rank has posted itself.
+// Waits until all peers have reached `round`, which this rank has posted itself.
 void Channel::catch_up(std::uint64_t round) {
   if (round <= passed_) return;
   awaited_ = round;
@@ -307,7 +307,7 @@ void Channel::catch_up(std::uint64_t round) {
   passed_ = round;
 }
 
-void Channel::meet(int peer) {
+void Channel::await_flag(int peer) {
   count_line();
   awaited_ = round_;
   if (!posted(peer) && !spin(peer)) await(peer);
@@ -332,8 +332,8 @@ void Channel::show(Flag& own, const void* payload, std::size_t bytes) {
   own.fingerprint.store(fingerprint_, std::memory_order_relaxed);
   if (bytes != 0) std::memcpy(own.payload, payload, bytes);
   own.round.store(static_cast<std::uint32_t>(round_), std::memory_order_release);
-  // The flag must be out before the sleepers are counted. A fence and not an exchange: that would
-  // ask for the line a second time if a spinning peer took it after the stores above.
+  // The flag must be visible before the sleepers are counted. A fence, since an exchange would fetch the line a
+  // second time if a spinning peer took it after the stores above.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }
 

@@ -1,12 +1,12 @@
-// Rounds over a shared segment: all that the collectives need to know about each other's progress.
+// Rounds over a shared segment, through which the ranks of a node follow each other's progress.
 //
-// In a round every rank posts its flag; most wait for all others' flags, some for one or for none.
-// Slots alternate with the blocks: whoever begins block k + 2 after a round of block k + 1 in which it
-// waited for all has seen flags that were posted after the last read of block k; so two slots a rank
-// are enough and no block needs a closing round. After other rounds it waits until they are there.
-// Where ranks are many (tuning.hpp), a barrier is of two levels: a squad's leader waits for its
-// squad before it posts, then for the other leaders, and then releases its squad, which waits for that alone.
-// A flag's line is written again num_flags_ rounds later, when all have posted a flag after it.
+// In a round every rank posts its flag. Most ranks wait for all other flags, some for one or for none. Slots
+// alternate from block to block. A rank that begins block k + 2, after a round of block k + 1 in which it waited for
+// all, has seen flags that were posted after the last read of block k. So two slots per rank are enough, and no block
+// needs a closing round. After other rounds the rank waits until those flags are there. With many ranks (tuning.hpp)
+// a barrier has two levels: a leader waits for its members before it posts, then for the other leaders, and then
+// releases its members, which wait only for that. A flag's line is written again num_flags_ rounds later, when all
+// ranks have posted a flag after it.
 #pragma once
 
 #include <functional>
@@ -18,41 +18,41 @@
 #include "common/progress.hpp"
 #include "common/recorder.hpp"
 #include "transport/shm/peers.hpp"
-#include "transport/shm/reach.hpp"
+#include "transport/shm/cross_memory.hpp"
 #include "transport/shm/regions.hpp"
 #include "transport/shm/segment.hpp"
 #include "transport/shm/tuning.hpp"
-#include "transport/shm/vitals.hpp"
+#include "transport/shm/liveness.hpp"
 #include "transport/waiting.hpp"
 
 namespace torsh::shm {
 
-// How a channel takes part in a group that may span several nodes; all may be empty.
+// The channel's callbacks in a group that may span several nodes. Any may be empty.
 struct Hooks {
-  // Called now and then while waiting; true ends the wait with Interrupted.
+  // Called regularly while waiting; true ends the wait with Interrupted.
   std::function<bool()> interrupted;
-  // Called now and then while waiting: throws Failure if other nodes report one.
+  // Called regularly while waiting; throws Failure if other nodes report one.
   std::function<void()> look_around;
-  // Tells the other nodes why the group is dead.
+  // Reports to the other nodes why the group failed.
   std::function<void(const Failure&)> announce;
   // Ranks of other nodes that have not begun operation `sequence`.
   std::function<std::vector<int>(std::uint64_t sequence)> absent;
 };
 
-// What a channel is made of. `names` are the group's numbers of its ranks, ascending; `pids` their
-// processes. `progress`, which must outlive the channel, is where it notes what it does, as the
-// group of this number; null is nowhere. `recorder` keeps all operations, whose bytes go by `path`.
+// Arguments of a channel. `group_ranks` are the ranks of this node in the group, ascending, and `pids` their
+// processes. The channel notes its progress in `progress`, unless that is null, as group number `group`; `progress`
+// must outlive the channel. `recorder` records all operations, whose bytes travel by `path`.
 struct Setup {
   std::shared_ptr<std::byte> memory;  // the segment's
   int rank;
-  std::vector<int> names, pids;
+  std::vector<int> group_ranks, pids;
   Tuning tuning;
   Progress* progress = nullptr;
   Recorder recorder;
   Path path = Path::unknown;
   std::uint32_t group = 0;
   std::uint32_t world = 0;  // ranks of the whole group
-  int neighbours = 0;       // ranks on this machine, which share its processors
+  int neighbours = 0;  // ranks on this machine, which share its CPUs
 };
 
 class Channel {
@@ -64,40 +64,39 @@ class Channel {
   int ranks() const { return ranks_; }
   const Tuning& tuning() const { return tuning_; }
   Segment& segment() { return segment_; }
-  // Whether each rank of this machine can have a processor for itself, and may use it all the time.
-  // As far as this rank knows; once all have met, and called settle(), they agree.
-  bool is_roomy() const { return neighbours_ <= cpus_.load(std::memory_order_relaxed); }
-  // Whether there is a processor for each thread that wants to run now; it may change all the time.
+  // Whether each rank of this machine can have a CPU for itself all the time, as far as this rank knows. After the
+  // handshake and settle() all ranks agree.
+  bool has_cpu_per_rank() const { return neighbours_ <= cpus_.load(std::memory_order_relaxed); }
+  // Whether there is a CPU for each runnable thread at this moment.
   bool threads_have_cpus() const;
   void settle();
-  int squad() const { return squad_; }
-  Reach& reach() { return reach_; }
+  int fan_in() const { return fan_in_; }
+  CrossMemory& cross_memory() { return cross_memory_; }
   Regions& regions() { return regions_; }
-  // The operation under way, or the last one, counted from 0, which is the barrier of the ranks'
-  // first meeting. Any thread.
+  // The number of the current or last operation, from 0, which is the barrier of the handshake. Any thread.
   std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
-  // When the operation under way has to be over, as of now().
+  // The deadline of the current operation, as of now().
   double deadline();
   double timeout() const { return timeout_; }
-  // Of the operation under way, for the recording: since when all ranks of this node are known to have entered it, in
-  // ticks, 0 if they are not; and that all of the group have, as was known at that time.
+  // For the recording: the time in ticks since which all ranks of this node are known to have entered the current
+  // operation, or 0. all_came() notes that all ranks of the group have, as was known at that time.
   std::uint64_t neighbours_came() const { return neighbours_came_; }
   const Recorder& recorder() const { return recorder_; }
-  // The operation under way is over, and well.
+  // The current operation has succeeded.
   void succeed() { recorded_.leave(false); }
   const Recorded& recorded() const { return recorded_; }
   void all_came(std::uint64_t time) { recorded_.all_came(time); }
   void all_came() { recorded_.all_came(); }
 
-  // Says that this rank is about to call the next operation. Whether all the others have said so, or
-  // begun it, within so many seconds: then it needs no more of anybody's program.
+  // Announces that this rank is about to call the next operation. Returns whether all others have announced or begun
+  // it within `patience` seconds; then it needs nothing more from any rank's program.
   bool all_come(double patience);
 
-  // One collective call: holds the channel from construction to destruction.
+  // One collective call, which holds the channel from construction to destruction.
   class Operation {
    public:
-    // Throws Failure if the group is dead or not to be had. timeout in seconds. One in the
-    // background does not spin where that may keep the program's own threads from working.
+    // Throws Failure if the group has failed or is busy. timeout in seconds. An operation in the background does not
+    // spin where that could keep the program's own threads from running.
     Operation(Channel& channel, const Call& call, double timeout, bool background = false);
     ~Operation();
     Operation(const Operation&) = delete;
@@ -109,83 +108,81 @@ class Channel {
     Channel& channel_;
   };
 
-  // Posts, with at most tiny_bytes of payload, and waits for everybody. Throws Failure or
-  // Interrupted, after which the group is dead on all ranks.
+  // Posts a flag with at most tiny_bytes of payload, and waits for all ranks. Throws Failure or Interrupted, after
+  // which the group has failed on all ranks.
   void round(const void* payload = nullptr, std::size_t bytes = 0);
-  // A round in which all ranks do so, without payload: of two levels where they are many.
+  // A round of all ranks without payload. It has two levels if there are many ranks.
   void barrier();
-  // A round in which this rank alone waits for everybody: the others tell.
-  void hear(const void* payload = nullptr, std::size_t bytes = 0);
-  // The same, but this rank waits for nobody, or for one peer alone. That others than that one have
-  // called something else is found in the next round that waits for them.
-  void tell(const void* payload = nullptr, std::size_t bytes = 0);
-  void tell_all(const void* payload = nullptr, std::size_t bytes = 0);  // to ranks that listen
-  void listen(int teller);
-  // A round after which a rank may change what others read in place. Throws as well if one of them
-  // failed after it had posted: then it may have changed its own already.
+  // A round in which only this rank waits for the others, which notify().
+  void collect(const void* payload = nullptr, std::size_t bytes = 0);
+  // Rounds in which this rank waits for no rank, or only for the root. If other ranks called something else, the next
+  // round that waits for them finds it.
+  void notify(const void* payload = nullptr, std::size_t bytes = 0);
+  void notify_all(const void* payload = nullptr, std::size_t bytes = 0);  // to ranks in await_root()
+  void await_root(int root);
+  // A round after which a rank may change what others read in place. Also throws if a rank failed after it had
+  // posted, because that rank may already have changed its own.
   void close_round();
-  // What a peer posted with the round that has just ended.
+  // The payload that a peer posted with the last round.
   const std::byte* payload(int peer) { return flag(peer, round_).payload; }
 
-  // Waits until nobody reads the slot any more that this rank may write from now on. There must be a
-  // round between two blocks.
+  // Waits until no rank still reads the slot that this rank may write next. There must be a round between two blocks.
   void next_block();
-  // The same, but a part of so many bytes may follow the last part of the block, which ends after `limit` bytes.
-  // Then there is nobody to wait for.
+  // Like next_block(), but a part of `bytes` may follow the last part of the current block, which ends after `limit`
+  // bytes. Then there is nothing to wait for.
   void next_part(std::size_t bytes, std::size_t limit);
   std::byte* slot(int peer) { return segment_.slot(peer, block_ & 1) + part_; }
-  // This rank's, so many bytes of which it is to write.
+  // This rank's slot, of which it is going to write `bytes`.
   std::byte* own_slot(std::size_t bytes) {
     segment_.prepare_slot(block_ & 1, part_ + bytes);
     return slot(rank_);
   }
 
-  // For waits elsewhere: throws if the group is dead or the caller interrupted.
+  // For waits elsewhere: throws if the group has failed or the caller is interrupted.
   void check_wait();
-  // Peers, as channel ranks, whose process has ended. What they sent may still lie there.
+  // Peers, as channel ranks, whose process has ended. What they sent may still be there.
   std::vector<int> dead() const;
-  // Whether this peer's has.
+  // Whether this peer's process has ended.
   bool has_ended(int peer) const { return peers_.has_ended(peer); }
-  // Whether it is about to: its program has run for the last time.
+  // Whether this peer's process is ending: none of its threads runs the program any more.
   bool is_ending(int peer) const { return peers_.is_ending(peer); }
   // Whether a signal has stopped the peer's process.
   bool is_stopped(int peer) const { return peers_.is_stopped(peer); }
-  // The ranks whose processes are others, and where they give signs of life.
+  // The other processes, and their robust futexes.
   std::vector<Watched> watched();
-  // Whoever waits looks around at once. Any thread; does not block.
+  // Makes every wait check for failures at once. Any thread; does not block.
   void alarm();
-  // Says if this peer has ended, is about to, or has left.
+  // The failure to report if this peer has ended, is ending, or has left.
   std::optional<Failure> gone(int peer);
   // Whether a peer has closed the group.
   bool has_left(int peer) { return segment_.area(peer).own.left.load(std::memory_order_acquire) != 0; }
-  // A failure of the operation under way; `culprit` is a channel rank.
+  // A failure of the current operation; `culprit` is a channel rank.
   Failure failure(FailureKind kind, int culprit) const;
-  // The ranks, of all nodes, that have not begun the operation that this one is in, as far as they
-  // say so; and those of this node that are stopped in it.
+  // The ranks of all nodes that are known not to have begun this operation, and those of this node that are stopped
+  // in it.
   std::vector<int> absent();
-  // The peer's call is like this rank's, except that it is of `theirs` bytes where this rank wants
-  // `own`: ends the group.
+  // Ends the group because the peer's call has `theirs` bytes where this rank's has `own`, and is equal otherwise.
   [[noreturn]] void disagree_on_size(int peer, std::size_t own, std::size_t theirs);
-  // Ends the group with this failure, of which other nodes are told, or throws the earlier one.
+  // Ends the group with this failure and reports it to the other nodes. Throws it, or an earlier failure.
   [[noreturn]] void fail(const Failure& failure);
-  // The same without throwing.
+  // Like fail(), without throwing.
   void end(const Failure& failure);
-  // The same for one that another node has told of; does not throw. Any thread.
+  // Ends the group with a failure that another node reported; does not throw. Any thread.
   void adopt(const Failure& failure);
-  // Whether the group is dead. Any thread.
+  // Whether the group has failed. Any thread.
   bool failed();
-  // What the group has died of; none if it lives. Not after close().
+  // The failure that ended the group, if any. Not after close().
   std::optional<Failure> cause();
-  // Throws that.
+  // Throws cause(), if there is one.
   void check_abort();
 
-  // Whether this process was forked off from the rank's; if so, the second throws Failure.
+  // Whether this process is a fork of the rank's. check_fork() throws Failure if so.
   bool is_fork() const;
   void check_fork() const;
   // Ends every rank's pending and later operations with FailureKind::aborted.
   void abort();
-  // Tells the peers that this rank takes part no more. An operation that is under way, in another
-  // thread or interrupted by the caller's signal handler, is aborted.
+  // Tells the peers that this rank has left. A current operation, in another thread or interrupted by the caller's
+  // signal handler, is aborted.
   void close();
 
  private:
@@ -201,25 +198,25 @@ class Channel {
   void post(const void* payload, std::size_t bytes);
   void show(Flag& own, const void* payload, std::size_t bytes);
   void wake_sleepers(Flag& own);
-  void meet(int peer);
-  void meet_all();
-  void meet_squad();
-  void await_all();
+  void await_flag(int peer);
+  void await_all_flags();
+  void await_members();
+  void await_last_arrival();
   template <class HasCome>
   bool yield(HasCome has_come);
   void await_release(int leader);
   void release();
   void catch_up(std::uint64_t round);
   void await(int peer);
-  // The word of a peer that is waited for.
+  // The futex word of the awaited peer.
   std::atomic<std::uint32_t>& word(int peer) {
     Flag& shown = flag(peer, awaited_);
     return awaits_release_ ? shown.released : shown.round;
   }
   bool posted(int peer) { return has_come(word(peer).load(std::memory_order_acquire)); }
   bool has_posted(int peer) { return is_awaited(flag(peer, awaited_).round.load(std::memory_order_acquire)); }
-  // Whether a flag that shows this shows the awaited round, or a later one. Rounds that nobody is released
-  // from leave an old number there, so of releases it must be this one.
+  // Whether a word with this value shows the awaited round or a later one. A release must show exactly this round,
+  // because rounds without a release leave an old number in that word.
   bool has_come(std::uint32_t shown) const {
     return awaits_release_ ? shown == static_cast<std::uint32_t>(awaited_) : is_awaited(shown);
   }
@@ -227,12 +224,12 @@ class Channel {
     return static_cast<std::int32_t>(shown - static_cast<std::uint32_t>(awaited_)) >= 0;
   }
   bool spin(int peer);
-  bool look_on(int peer);
+  bool poll_longer(int peer);
   int last_cpu(int peer);
   bool shares_cpu(int peer);
   void move_away();
   void sleep(int peer);
-  void doze(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds);
+  void sleep_on(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds);
   void check(int awaited);
   void check_deadline(int awaited);
   void check_peers(int awaited);
@@ -245,11 +242,11 @@ class Channel {
 
   const unsigned forks_;  // fork_count() when the channel was made
   const int rank_, ranks_;
-  const std::vector<int> names_;
+  const std::vector<int> group_ranks_;
   const Tuning tuning_;
-  Segment segment_;  // stays until the end: other threads may be looking at it
+  Segment segment_;  // kept until the end, since other threads may be reading it
   Peers peers_;
-  Reach reach_;
+  CrossMemory cross_memory_;
   Regions regions_;
   const Hooks hooks_;
   Progress unseen_;
@@ -257,36 +254,36 @@ class Channel {
   const Recorder recorder_;
   const Path path_;
   Recorded recorded_;  // the operation under way
-  bool has_refused_ = false;  // a call, as the group had ended
+  bool has_refused_ = false;  // of a call to a group that had failed
   std::uint64_t neighbours_came_ = 0;
   const std::uint32_t group_, world_;
   std::timed_mutex busy_;  // held by the operation under way
   std::atomic<std::thread::id> owner_{};  // the thread of that operation
-  std::mutex life_;        // abort() comes from any thread, and the segment must stay for it
+  std::mutex life_;  // abort() may come from any thread, and needs the segment
   std::atomic<bool> closed_{false};
   bool failed_ = false;  // when it was closed
-  std::atomic<int> cpus_;  // processors of this machine for its ranks
-  const int neighbours_;   // that many of them
-  bool spins_ = false;  // in a wait of the operation under way
+  std::atomic<int> cpus_;  // CPUs of this machine for its ranks
+  const int neighbours_;  // the number of these ranks
+  bool spins_ = false;  // while waiting in the current operation
   Crowding crowding_;
-  std::atomic<bool> alarmed_{false};  // the next one who waits is to look around
+  std::atomic<bool> alarmed_{false};  // the next wait must check for failures
   std::atomic<std::atomic<std::uint32_t>*> dozing_on_{nullptr};  // the word that a wait sleeps on
-  // Rounds, of which flags hold the lower half.
+  // Round numbers, of which flags hold the lower half.
   std::uint64_t round_ = 0;
-  std::uint64_t awaited_ = 0;   // that of the flags that are waited for
-  bool awaits_release_ = false; // of a leader, instead of its flag
+  std::uint64_t awaited_ = 0;  // the round whose flags are awaited
+  bool awaits_release_ = false;  // waits for a leader's release instead of its flag
   bool two_levels_ = false;
-  int squad_ = 1;  // ranks that have a leader in common
-  bool gathers_ = false;  // in rounds of all
-  std::uint32_t num_flags_ = roomy_flags;  // of each rank, in use
-  std::uint32_t gatherings_ = 0;  // rounds of all in which one rank opens the gate
-  std::uint64_t passed_ = 0;    // one that everybody has posted
-  std::uint64_t told_ = 0;      // the last one in which this rank told all
-  std::uint64_t free_[2] = {};  // once posted by all, nobody reads this rank's slot any more
+  int fan_in_ = 1;  // ranks that share a leader, including it
+  bool broadcast_wake_ = false;  // the last rank to arrive wakes all others
+  std::uint32_t num_flags_ = dedicated_flags;  // flags of each rank in use
+  std::uint32_t broadcast_wakes_ = 0;  // rounds so far in which the last rank woke all others
+  std::uint64_t passed_ = 0;  // a round that all ranks have posted
+  std::uint64_t last_notified_ = 0;  // the last round in which this rank called notify_all()
+  std::uint64_t free_[2] = {};  // after all have posted this round, no rank reads this rank's slot any more
   std::uint64_t block_ = 0;
-  std::size_t part_ = 0;       // where the present one begins in its block
-  std::size_t next_part_ = 0;  // where another may begin; 0 if none may
-  // This and the next are also read by abort() on another thread.
+  std::size_t part_ = 0;  // start of the current part in its block
+  std::size_t next_part_ = 0;  // start of the next part; 0 if none fits
+  // abort() on another thread also reads the next two.
   std::atomic<std::uint64_t> sequence_{~std::uint64_t{0}};
   std::atomic<OpKind> op_{};
   std::uint64_t fingerprint_ = 0;

@@ -1,4 +1,4 @@
-// Who is missing, dead or in disagreement, and how all ranks of the node come to know.
+// Finds which ranks are missing, dead or in disagreement, and reports it to all ranks of the node.
 #include <algorithm>
 
 #include "common/clock.hpp"
@@ -11,22 +11,22 @@ void Channel::check(int awaited) {
   check_abort();
   check_peers(awaited);
   compare_past(awaited);
-  if (awaits_release_ && has_posted(awaited)) compare(awaited);  // a leader that calls something else releases nobody
+  if (awaits_release_ && has_posted(awaited)) compare(awaited);  // a leader that called something else releases no rank
   if (hooks_.look_around) hooks_.look_around();
   check_wait();
   if (now() >= deadline()) check_deadline(awaited);
 }
 
-// Who has not even begun this operation is to blame, and not those who wait for it themselves.
+// Blames ranks that have not begun this operation, not those that wait in it.
 void Channel::check_deadline(int awaited) {
   if (posted(awaited)) return;
   std::vector<int> waited = not_posted();
-  if (waited.empty()) waited.push_back(awaited);  // a leader, to be released by
+  if (waited.empty()) waited.push_back(awaited);  // the leader that should release this rank
   Failure late = failure(FailureKind::timeout, rank_);
   late.seconds = timeout_;
   late.missing = absent();
   if (late.missing.empty()) {
-    for (const int peer : waited) late.missing.push_back(names_[static_cast<std::size_t>(peer)]);
+    for (const int peer : waited) late.missing.push_back(group_ranks_[static_cast<std::size_t>(peer)]);
   }
   fail(late);
 }
@@ -36,7 +36,7 @@ std::vector<int> Channel::absent() {
   std::vector<int> found;
   for (int peer = 0; peer < ranks_; ++peer) {
     if (segment_.area(peer).own.sequence.load(std::memory_order_acquire) < current || peers_.is_stopped(peer)) {
-      found.push_back(names_[static_cast<std::size_t>(peer)]);
+      found.push_back(group_ranks_[static_cast<std::size_t>(peer)]);
     }
   }
   if (hooks_.absent) {
@@ -59,7 +59,7 @@ std::vector<int> Channel::dead() const { return peers_.find_dead(); }
 std::vector<Watched> Channel::watched() {
   std::vector<Watched> others;
   for (int peer = 0; peer < ranks_; ++peer) {
-    if (auto process = peers_.process(peer)) others.push_back({std::move(process), &segment_.area(peer).life});
+    if (auto process = peers_.process(peer)) others.push_back({std::move(process), &segment_.area(peer).liveness});
   }
   return others;
 }
@@ -70,10 +70,10 @@ std::optional<Failure> Channel::gone(int peer) {
   return std::nullopt;
 }
 
-// A process may well end after its last collective. It is lost only if, after it was seen dead,
-// somebody's flag of this round is still missing: then it cannot have passed the round. Of an
-// earlier round its own must be. The one that is waited for just now is looked at more closely. A leader is
-// lost, too, if it has not released its squad: then its own flag may be there.
+// A process may end after its last collective. It is lost only if a flag of this round is still missing after it was
+// seen dead, because then it cannot have passed the round. In earlier rounds its own flag must be missing. The
+// awaited process is examined more closely. A leader is also lost if it has not released its members, though its own
+// flag may be there.
 void Channel::check_peers(int awaited) {
   std::vector<int> ended = dead();
   if (is_ending(awaited)) ended.push_back(awaited);
@@ -82,7 +82,7 @@ void Channel::check_peers(int awaited) {
   for (const int peer : ended) {
     const bool has_done_its_part = missing.empty() ? peer != awaited : awaited_ != round_ && has_posted(peer);
     if (has_done_its_part) continue;
-    check_abort();  // perhaps by a rank that then ended because of it
+    check_abort();  // perhaps another rank aborted, and this one ended because of it
     fail(failure(FailureKind::peer_lost, peer));
   }
   for (const int peer : missing) {
@@ -104,8 +104,8 @@ void Channel::compare(int peer) {
   if (flag(peer, round_).fingerprint.load(std::memory_order_relaxed) != fingerprint_) disagree(peer);
 }
 
-// In rounds in which this rank did not wait for the peer: one that is waited for in vain may have called something
-// else there, and wait for what nobody will do. Whoever writes such a flag again is past the awaited round.
+// For rounds in which this rank did not wait for the peer. A peer whose flag never comes may have called something
+// else and wait in it. A rank that overwrites such a flag has passed the awaited round.
 void Channel::compare_past(int peer) {
   for (std::uint64_t past = round_ - std::min<std::uint64_t>(round_, num_flags_) + 1; past < round_; ++past) {
     const Flag &own = flag(rank_, past), &other = flag(peer, past);
@@ -114,12 +114,12 @@ void Channel::compare_past(int peer) {
     const std::uint64_t shown = other.fingerprint.load(std::memory_order_relaxed);
     if (shown == own.fingerprint.load(std::memory_order_relaxed)) continue;
     std::atomic_thread_fence(std::memory_order_acquire);
-    if (!has_posted(peer)) disagree(peer);  // else it may have been written again meanwhile
+    if (!has_posted(peer)) disagree(peer);  // otherwise the flag may have been overwritten meanwhile
   }
 }
 
-// If the present calls are alike, the ranks disagreed about an earlier one, in which they did not wait
-// for each other.
+// If the current calls are equal, the ranks disagreed about an earlier one, in which they did not wait for each
+// other.
 void Channel::disagree(int peer) {
   Failure found = failure(FailureKind::mismatch, peer);
   const auto &own = segment_.area(rank_).own, &other = segment_.area(peer).own;
@@ -142,8 +142,8 @@ void Channel::disagree_on_size(int peer, std::size_t own, std::size_t theirs) {
 Failure Channel::failure(FailureKind kind, int culprit) const {
   Failure found;
   found.kind = kind;
-  found.rank = names_[static_cast<std::size_t>(culprit)];
-  found.reporter = names_[static_cast<std::size_t>(rank_)];
+  found.rank = group_ranks_[static_cast<std::size_t>(culprit)];
+  found.reporter = group_ranks_[static_cast<std::size_t>(rank_)];
   found.op = op_.load(std::memory_order_relaxed);
   found.sequence = sequence_.load(std::memory_order_relaxed);
   return found;
@@ -160,7 +160,7 @@ void Channel::end(const Failure& found) {
 
 void Channel::fail(const Failure& found) {
   end(found);
-  check_abort();  // the first cause stands, whoever found it
+  check_abort();  // the first cause counts, whoever found it
   throw found;
 }
 

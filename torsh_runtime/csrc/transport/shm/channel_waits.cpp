@@ -1,4 +1,4 @@
-// How a rank waits: for peers, and for the channel itself.
+// Waiting for peers, and for the channel itself.
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -15,7 +15,7 @@ namespace torsh::shm {
 namespace {
 
 constexpr double short_nap = 50e-6;
-constexpr double left_nap = 4e-6;  // for each rank, while nobody wakes
+constexpr double left_nap = 4e-6;  // per rank, while the root wakes no rank
 
 }  // namespace
 
@@ -61,11 +61,11 @@ bool Channel::spin(int peer) {
   return posted(peer);
 }
 
-// Longer than to spin and to yield. Yields do not tell whether somebody is kept from running: where each session has its
-// own share of the processors (sched(7), autogroups) they come back at once.
-bool Channel::look_on(int peer) {
+// Polls for longer than spinning and yielding do. Yields do not show whether somebody else wants to run: where each
+// session has a share of the CPUs (sched(7), autogroups), they return at once.
+bool Channel::poll_longer(int peer) {
   if (!spins_) return false;
-  const double until = now() + longest_look;
+  const double until = now() + longest_poll;
   while (now() < until && last_cpu(peer) != current_cpu() && threads_have_cpus()) {
     if (spin(peer)) return true;
   }
@@ -92,11 +92,12 @@ void Channel::move_away() {
   leave_cpus(occupied);
 }
 
-// Where many ranks share a processor each would sleep and be woken for one peer after the other. So the last
-// one to come wakes all. That is a hint: who is woken, or not for some time, looks at every flag.
-void Channel::await_all() {
+// Where many ranks share a CPU, each would sleep and be woken for one peer after the other. So the last rank to
+// arrive wakes all. The word is only a hint: a rank that wakes up, or is not woken for some time, looks at every
+// flag.
+void Channel::await_last_arrival() {
   auto& header = segment_.header();
-  const std::uint32_t number = ++gatherings_;
+  const std::uint32_t number = ++broadcast_wakes_;
   if (header.arrivals.fetch_add(1) + 1 == number * static_cast<std::uint32_t>(ranks_)) {
     header.opened.store(number);
     futex_wake(header.opened);
@@ -105,25 +106,25 @@ void Channel::await_all() {
   const auto is_open = [&] { return header.opened.load(std::memory_order_acquire) == number; };
   if (yield(is_open)) return;
   const std::uint32_t seen = header.opened.load();
-  if (seen != number && header.aborted_by.load() == 0) doze(header.opened, seen, std::min(nap, deadline() - now()));
+  if (seen != number && header.aborted_by.load() == 0) sleep_on(header.opened, seen, std::min(nap, deadline() - now()));
 }
 
 void Channel::await(int peer) {
-  if (yield([&] { return posted(peer); }) || look_on(peer)) return;
+  if (yield([&] { return posted(peer); }) || poll_longer(peer)) return;
   for (double checked = now(); !posted(peer);) {
     sleep(peer);
     if (posted(peer)) return;
     check_abort();
     const double time = now();
-    const bool is_due = time >= checked + nap / 2 || time >= deadline();  // short naps are many, and the rest is dear
+    const bool is_due = time >= checked + nap / 2 || time >= deadline();  // short sleeps are frequent, and the checks are expensive
     if (!is_due && !alarmed_.exchange(false, std::memory_order_relaxed)) continue;
     check(peer);
     checked = time;
   }
 }
 
-// Lets others run until it has come. Not for long, and less so where there are more ranks than processors and
-// nobody runs meanwhile: the scheduler may not let those run that are waited for (sched(7), autogroups).
+// Yields until the flag has come. It ends sooner where there are more ranks than CPUs and yields return at once,
+// because the scheduler may not run the ranks that are waited for (sched(7), autogroups).
 template <class HasCome>
 bool Channel::yield(HasCome has_come) {
   Yields yields(Yields::most, std::max(Yields::most * cpus_.load(std::memory_order_relaxed) / neighbours_, 1));
@@ -142,13 +143,13 @@ void Channel::sleep(int peer) {
   if (!has_come(seen) && !aborted) {
     const double time = now();
     const bool left = time < area.sleepers.left_until.load(std::memory_order_relaxed);
-    doze(awaited, seen, std::min(left ? left_nap * ranks_ : nap, deadline() - time));
+    sleep_on(awaited, seen, std::min(left ? left_nap * ranks_ : nap, deadline() - time));
   }
   area.sleepers.count.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-// An alarm between the look at it and the sleep is not heard, and repeated.
-void Channel::doze(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds) {
+// An alarm between this check and the sleep is missed; alarms are repeated.
+void Channel::sleep_on(std::atomic<std::uint32_t>& word, std::uint32_t seen, double seconds) {
   dozing_on_.store(&word, std::memory_order_seq_cst);
   if (!alarmed_.load(std::memory_order_seq_cst)) futex_wait(word, seen, seconds);
   dozing_on_.store(nullptr, std::memory_order_relaxed);

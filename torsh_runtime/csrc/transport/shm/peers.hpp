@@ -10,7 +10,7 @@
 
 namespace torsh::shm {
 
-// A process that runs no more of its program counts as ended once it was seen so: see Process.
+// A process counts as ended once it was seen to be ending: see Process.
 class Peers {
  public:
   // pids[r] is rank r's process; one's own, and values <= 0, are never reported as dead.
@@ -20,9 +20,9 @@ class Peers {
 
   // The ranks whose process has ended. Any thread.
   std::vector<int> find_dead() const;
-  // Whether this rank's has. Any thread.
+  // Whether this rank's process has ended. Any thread.
   bool has_ended(int rank) const;
-  // Looks whether a rank's process is about to. Any thread.
+  // Examines whether a rank's process is ending. Any thread.
   bool is_ending(int rank) const;
   // Whether a rank's process is stopped, by SIGSTOP or a debugger. Any thread.
   bool is_stopped(int rank) const;

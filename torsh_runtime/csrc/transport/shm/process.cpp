@@ -25,8 +25,7 @@ struct Registry {
   std::map<int, std::weak_ptr<Process>> processes;
 };
 
-// The sum of the numbers of all threads of a process, if all are on their way out. 0 if one is not, or if it
-// cannot be told.
+// The sum of the thread IDs of a process, if all its threads are exiting; otherwise, or if unknown, 0.
 std::uint64_t exiting_threads(const std::string& process) {
   const std::string tasks = process + "/task";
   const std::unique_ptr<DIR, int (*)(DIR*)> directory(opendir(("/proc/" + tasks).c_str()), &closedir);
@@ -43,7 +42,7 @@ std::uint64_t exiting_threads(const std::string& process) {
 
 }  // namespace
 
-// One that has ended may have left its number to another.
+// The PID of an ended process may have been reused.
 std::shared_ptr<Process> Process::find(int pid) {
   static Registry& registry = *new Registry;
   const std::lock_guard<std::mutex> alone(registry.mutex);
@@ -68,8 +67,8 @@ bool Process::has_ended() const {
   return poll(&entry, 1, 0) > 0;
 }
 
-// The threads are looked at twice, as one may have started another between being listed and ending: then they are
-// others. Should the number be another process's by now, this one has ended all the more.
+// Looks at the threads twice, as one may have started another between being listed and exiting. If the PID belongs to
+// another process by now, this one has ended.
 bool Process::is_ending() {
   if (was_ending()) return true;
   const std::string process = std::to_string(pid_);

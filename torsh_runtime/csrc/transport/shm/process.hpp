@@ -8,10 +8,10 @@
 
 namespace torsh::shm {
 
-// One for each process that is watched, in however many groups. Any thread.
+// One per watched process, in however many groups. Any thread.
 class Process {
  public:
-  // The one that has this number now; null if none has. Throws std::system_error.
+  // The process that has this PID now, or null. Throws std::system_error.
   static std::shared_ptr<Process> find(int pid);
 
   int pid() const { return pid_; }
@@ -19,10 +19,10 @@ class Process {
   int descriptor() const { return descriptor_.number(); }
   // Whether it has ended, or was seen to be ending.
   bool has_ended() const;
-  // Whether it was seen to be ending; looks at nothing.
+  // Whether it was seen to be ending; examines nothing.
   bool was_ending() const { return ending_.load(std::memory_order_acquire); }
-  // Whether it runs no more of its program, though it may not have ended: that takes until its memory is freed,
-  // which for some gigabytes is the better part of a second. Looks at all its threads.
+  // Whether none of its threads runs the program any more. It may not have ended yet: freeing some gigabytes of
+  // memory takes most of a second. Examines all its threads.
   bool is_ending();
 
  private:

@@ -12,18 +12,18 @@ void Regions::add(std::uint64_t region, int rank, std::size_t bytes, std::vector
   regions_.insert(place, {region, own, bytes, std::move(bases)});
 }
 
-void Regions::add(std::shared_ptr<Arena> arena, std::vector<std::byte*> bases) {
-  arena_ = std::move(arena);
-  arena_bases_ = std::move(bases);
+void Regions::add(std::shared_ptr<SharedHeap> heap, std::vector<std::byte*> bases) {
+  heap_ = std::move(heap);
+  heap_bases_ = std::move(bases);
 }
 
 std::optional<Regions::Spot> Regions::find(const std::byte* data, std::size_t bytes, std::vector<Loan>& loans) const {
-  if (arena_) {
+  if (heap_) {
     const int errors = std::uncaught_exceptions();
     loans.reserve(loans.size() + 1);  // from the loan on nothing may fail
-    if (const auto offset = arena_->lend(data, bytes)) {
-      loans.emplace_back(arena_, *offset, errors);
-      return Spot{arena_->number(), *offset};
+    if (const auto offset = heap_->lend(data, bytes)) {
+      loans.emplace_back(heap_, *offset, errors);
+      return Spot{heap_->number(), *offset};
     }
   }
   const auto after = std::upper_bound(regions_.begin(), regions_.end(), data,
@@ -36,7 +36,7 @@ std::optional<Regions::Spot> Regions::find(const std::byte* data, std::size_t by
 }
 
 std::byte* Regions::at(int peer, const Spot& spot) const {
-  if (arena_ && arena_->number() == spot.region) return arena_bases_[static_cast<std::size_t>(peer)] + spot.offset;
+  if (heap_ && heap_->number() == spot.region) return heap_bases_[static_cast<std::size_t>(peer)] + spot.offset;
   for (const Region& region : regions_) {
     if (region.number == spot.region) return region.bases[static_cast<std::size_t>(peer)] + spot.offset;
   }

@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "transport/shm/arena.hpp"
+#include "transport/shm/shared_heap.hpp"
 
 namespace torsh::shm {
 
@@ -23,8 +23,8 @@ class Regions {
   void add(std::uint64_t region, int rank, std::size_t bytes, std::vector<std::byte*> bases);
   bool empty() const { return regions_.empty(); }
   // The same of the memory of ordinary arrays, at most one.
-  void add(std::shared_ptr<Arena> arena, std::vector<std::byte*> bases);
-  bool has_arena() const { return arena_ != nullptr; }
+  void add(std::shared_ptr<SharedHeap> heap, std::vector<std::byte*> bases);
+  bool has_heap() const { return heap_ != nullptr; }
 
   // Where these bytes lie in this rank's own part of a region, if they do. Those of an array are lent
   // as long as what is added to `loans` lives.
@@ -41,8 +41,8 @@ class Regions {
   };
 
   std::vector<Region> regions_;  // by address of the own part
-  std::shared_ptr<Arena> arena_;
-  std::vector<std::byte*> arena_bases_;
+  std::shared_ptr<SharedHeap> heap_;
+  std::vector<std::byte*> heap_bases_;
 };
 
 }  // namespace torsh::shm

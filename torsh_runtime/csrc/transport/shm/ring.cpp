@@ -8,7 +8,7 @@
 namespace torsh::shm {
 namespace {
 
-// Longer copies are shown to the other side in such steps, so that both sides copy at a time.
+// Longer copies are published in steps, so that both sides copy at the same time.
 constexpr std::size_t step = 32 << 10;
 
 void copy_in(std::byte* ring, std::size_t capacity, std::uint64_t position, const std::byte* from, std::size_t bytes) {
@@ -27,8 +27,8 @@ void copy_out(std::byte* to, const std::byte* ring, std::size_t capacity, std::u
 
 }  // namespace
 
-// The rings are not looked at before they are used: that would make pages of each present.
-RingStream::RingStream(RingMemory& out, RingMemory& in, std::size_t capacity, Bell& own, const BellSign& peer)
+// Does not touch the rings, which would allocate pages of each.
+RingStream::RingStream(RingMemory& out, RingMemory& in, std::size_t capacity, WakeupSocket& own, const WakeupState& peer)
     : out_(out), in_(in), capacity_(capacity), own_(own), peer_(peer) {}
 
 std::size_t RingStream::write(std::span<const std::byte> first, std::span<const std::byte> second) {
@@ -37,11 +37,11 @@ std::size_t RingStream::write(std::span<const std::byte> first, std::span<const 
   if (taken == 0) return 0;
   out_.written.cpu.store(static_cast<std::uint32_t>(current_cpu() + 1), std::memory_order_relaxed);
   out_.written.bytes.store(written_, std::memory_order_release);
-  own_.ring(peer_);
+  own_.wake(peer_);
   return taken;
 }
 
-// Shows full steps only; the rest is up to the caller.
+// Publishes full steps only; the caller publishes the rest.
 std::size_t RingStream::append(std::span<const std::byte> bytes) {
   std::size_t done = 0;
   while (done < bytes.size()) {
@@ -67,7 +67,7 @@ std::size_t RingStream::read(std::span<std::byte> room) {
     done += now;
     in_.taken.bytes.store(taken_, std::memory_order_release);
   }
-  if (done != 0) own_.ring(peer_);  // the writer may have found no room just before
+  if (done != 0) own_.wake(peer_);  // the writer may have found the ring full just before
   return done;
 }
 

@@ -8,14 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "transport/shm/bell.hpp"
+#include "transport/shm/wakeup.hpp"
 #include "transport/stream.hpp"
 
 namespace torsh::shm {
 
-// How many bytes a ring between two of so many ranks holds, a power of two: all rings of a node together
-// take no more than 64 MiB, unless its ranks are so many that a page for each is more. What fits leaves its
-// sender at once; of what does not, a thread has to bring the rest while the program computes.
+// The capacity of a ring, a power of two. All rings of a node together take at most 64 MiB, unless a page for each is
+// more. A message that fits leaves its sender at once; of a larger one, a thread must move the rest while the program
+// computes.
 constexpr std::size_t ring_capacity(int ranks) {
   constexpr std::size_t most = 4 << 20, least = 4 << 10, together = 64 << 20;
   const std::size_t pairs = std::max<std::size_t>(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks), 1);
@@ -40,9 +40,9 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 class RingStream : public Stream {
  public:
-  // All of it must outlive the stream; the rings, of `capacity` bytes each, must never have been used.
-  // `own` is this rank's bell, `peer` the sign of the other's.
-  RingStream(RingMemory& out, RingMemory& in, std::size_t capacity, Bell& own, const BellSign& peer);
+  // The arguments must outlive the stream. The rings, of `capacity` bytes each, must never have been used. `own` is
+  // this rank's wakeup socket, `peer` the state of the other's.
+  RingStream(RingMemory& out, RingMemory& in, std::size_t capacity, WakeupSocket& own, const WakeupState& peer);
 
   std::size_t write(std::span<const std::byte> first, std::span<const std::byte> second) override;
   std::size_t read(std::span<std::byte> room) override;
@@ -58,8 +58,8 @@ class RingStream : public Stream {
   RingMemory& out_;
   RingMemory& in_;
   const std::size_t capacity_;
-  Bell& own_;
-  const BellSign& peer_;
+  WakeupSocket& own_;
+  const WakeupState& peer_;
   std::uint64_t written_ = 0, out_taken_ = 0;  // of the ring out; the second as it was last seen
   std::uint64_t taken_ = 0, in_written_ = 0;   // of the ring in, likewise
 };

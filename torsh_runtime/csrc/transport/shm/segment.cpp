@@ -16,7 +16,7 @@
 namespace torsh::shm {
 namespace {
 
-// One more than there are, so that those of one round are not all in the same set of a cache.
+// One more than are used, so that the flags of one round do not all map to one set of a cache.
 std::size_t flags_stride(int ranks) { return crowded_flags(ranks) + 1; }
 
 std::size_t areas_bytes(int ranks) { return sizeof(Header) + static_cast<std::size_t>(ranks) * sizeof(RankArea); }
@@ -58,7 +58,7 @@ Segment::Segment(std::shared_ptr<std::byte> memory, int rank, int ranks, std::si
   populate(base(), control_bytes(ranks));
 }
 
-// At least twice as much as before, so that operations which grow do not ask for each page by itself.
+// Extends by at least the same size again, so that growing operations do not allocate page by page.
 void Segment::extend_slot(unsigned parity, std::size_t bytes) {
   const std::size_t present = present_[parity];
   const std::size_t wanted = std::min(round_up(std::max(bytes, 2 * present), page), slot_bytes_);

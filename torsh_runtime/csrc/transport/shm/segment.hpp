@@ -1,5 +1,5 @@
-// The memory that the ranks of one node share: flags and two slots for each rank, and a ring from each rank to
-// each other one.
+// The memory shared by the ranks of one node: flags and two slots per rank, and a ring from each rank to each other
+// rank.
 #pragma once
 
 #include <sched.h>
@@ -14,33 +14,34 @@
 
 #include "common/failure.hpp"
 #include "common/types.hpp"
-#include "transport/shm/life_sign.hpp"
+#include "transport/shm/robust_futex.hpp"
 #include "transport/shm/ring.hpp"
 
 namespace torsh::shm {
 
 constexpr std::size_t max_ranks = 1024;  // of a node
 constexpr std::size_t tiny_bytes = 48;
-// By so many rounds a rank can be ahead of others; powers of two. Where each has a processor they are never far
-// ahead, and few lines stay in its cache; where many share one, a rank should have much to do in each turn.
-constexpr std::uint32_t roomy_flags = 32;
+// The number of rounds that a rank can be ahead of others; powers of two. With a CPU each, ranks are never far ahead,
+// and few lines stay in the cache. Where many share a CPU, a rank should get much done in each turn.
+constexpr std::uint32_t dedicated_flags = 32;
 constexpr std::uint32_t crowded_flags(int ranks) { return ranks < 16 ? 128 : 256; }
 
-// All of this lies in a file of zeros, so zero has to mean "nothing yet" everywhere.
+// All of this is stored in a file of zeros, so zero must mean "nothing yet" everywhere.
 
-// Pairs of lines are fetched together, so what different ranks write stands 128 bytes apart.
+// CPUs fetch pairs of lines, so data of different ranks are 128 bytes apart.
 struct alignas(128) Flag {
   std::atomic<std::uint32_t> round;  // the futex word
   std::atomic<std::uint16_t> cpu;    // where the writer ran, + 1
-  std::atomic<std::uint16_t> behind;  // so many rounds ago is one that all have posted, as the writer knows
+  std::atomic<std::uint16_t> behind;  // the writer knows that all ranks have posted the round this many rounds ago
   std::atomic<std::uint64_t> fingerprint;  // of the writer's calls so far
   std::byte payload[tiny_bytes];
-  // In the next line, of a leader in a round of two levels: the round, once all ranks are in it. A futex word.
+  // In the next line, a leader's release in a two-level round: the round, once all ranks have posted it. A futex
+  // word.
   alignas(64) std::atomic<std::uint32_t> released;
 };
 static_assert(sizeof(Flag) == 128);
 
-// Why the group is dead, as the rank found out that writes it; ranks are the group's.
+// Why the group failed, written by the rank that found it; ranks are the group's.
 struct AbortRecord {
   static constexpr std::size_t most_missing = 256;
 
@@ -54,15 +55,15 @@ struct AbortRecord {
   std::int32_t missing[most_missing];  // of more, the first
 };
 
-// Where a rank is about to write in the memory of another, while `active`. It begins like an iovec,
-// which the system reads when it begins to copy: until then peers can take it back.
+// The peer's memory that a rank is about to write, while `active`. It begins like an iovec, which the system reads
+// when it begins to copy. Until then peers can withdraw it.
 struct alignas(128) Announcement {
   std::atomic<std::uint64_t> address, bytes;
   std::atomic<std::uint32_t> active;
 };
 
-// A rank's call, for peers who look why they disagree with it. It may have gone on meanwhile: then each word is
-// of the one call or of the other.
+// A rank's call, which peers read to explain a disagreement. The rank may have continued meanwhile; then words of two
+// calls are mixed.
 class ShownCall {
  public:
   void show(const Call& call) {
@@ -87,30 +88,30 @@ class ShownCall {
 struct RankArea {
   struct alignas(128) {
     std::atomic<std::uint32_t> count;
-    std::atomic<double> left_until;  // as of now(): until then tell_all() may leave them asleep
-  } sleepers;  // ranks that wait in the kernel for this one's flag
+    std::atomic<double> left_until;  // as of now(); until then notify_all() may leave them asleep
+  } sleepers;  // ranks that sleep in the kernel until this rank posts
   struct alignas(128) {
     ShownCall call;
-    ShownCall unchecked;  // the last one in which this rank did not wait for all others, and its number
+    ShownCall unchecked;  // the last call in which this rank did not wait for all others, and its number
     std::atomic<std::uint64_t> unchecked_sequence;
     std::atomic<std::uint64_t> sequence;  // the operation's number, counted from 1
-    std::atomic<std::uint64_t> coming;    // that of the one it is about to call, if it has said so
+    std::atomic<std::uint64_t> coming;  // the announced next operation, if any
     std::atomic<std::uint32_t> left;
-    cpu_set_t cpus;  // that this rank may run on
-    double quota;    // of processors, that the ranks of this control group share
+    cpu_set_t cpus;  // CPUs that this rank may run on
+    double quota;  // in CPUs, shared by the ranks of this control group
     std::uint64_t quota_group;  // 0: no limit
-    std::uint32_t cache;        // that its processors have in common; 0: none
+    std::uint32_t cache;  // the cache that its CPUs share; 0: none
   } own;
-  BellSign bell;
-  LifeSign life;
+  WakeupState wakeup;
+  RobustFutex liveness;
   Announcement writing;
   alignas(128) AbortRecord abort;
 };
 
 struct alignas(128) Header {
-  std::atomic<std::uint32_t> aborted_by;  // rank + 1 of who wrote the valid AbortRecord
-  // Where ranks share processors: how often any has come to a round in which all wait for all, and the last of
-  // these rounds that all have come to, a futex word.
+  std::atomic<std::uint32_t> aborted_by;  // rank + 1 of the writer of the valid AbortRecord
+  // Where ranks share CPUs: the number of arrivals at rounds in which all wait for all, and the last such round that
+  // all have reached, a futex word.
   alignas(128) std::atomic<std::uint32_t> arrivals, opened;
 };
 
@@ -123,14 +124,13 @@ std::shared_ptr<std::byte> map_segment(int descriptor, std::size_t bytes);
 class Segment {
  public:
   static std::size_t bytes_for(int ranks, std::size_t slot_bytes);
-  // For a rank that cannot make its end of the group: the others of its node, which wait for it, find
-  // the group aborted by it. `name` is the group's number of it.
+  // For a rank that cannot create its end of the group: the others of its node, which wait for it, see the group
+  // aborted by it. `name` is its rank in the group.
   static void abandon(std::byte* memory, int rank, int ranks, int name);
   // The same of a file; throws what map_segment does.
   static void abandon(int descriptor, int rank, int ranks, int name);
 
-  // Makes the pages present by which the ranks wait for each other; others become so when they are used.
-  // Throws std::system_error.
+  // Allocates the pages that ranks wait on; others are allocated when they are used. Throws std::system_error.
   Segment(std::shared_ptr<std::byte> memory, int rank, int ranks, std::size_t slot_bytes);
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -141,12 +141,12 @@ class Segment {
   std::byte* slot(int rank, unsigned parity) {
     return slots_ + (static_cast<std::size_t>(rank) * 2 + parity) * slot_bytes_;
   }
-  // Makes what a rank's slot begins with present. Throws std::system_error.
+  // Allocates the first bytes of this rank's slot. Throws std::system_error.
   void prepare_slot(unsigned parity, std::size_t bytes) {
     if (bytes > present_[parity]) extend_slot(parity, bytes);
   }
   std::size_t ring_capacity() const { return shm::ring_capacity(static_cast<int>(ranks_)); }
-  // Memory of the ring that `from` writes and `to` reads. It becomes present when it is used.
+  // The ring that `from` writes and `to` reads. It is allocated when it is used.
   RingMemory& ring(int from, int to) {
     const std::size_t number = static_cast<std::size_t>(from) * ranks_ + static_cast<std::size_t>(to);
     return *reinterpret_cast<RingMemory*>(rings_ + number * (sizeof(RingMemory) + ring_capacity()));

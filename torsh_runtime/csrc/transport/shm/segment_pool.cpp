@@ -47,7 +47,7 @@ SegmentPool::SegmentPool(const PoolSetup& setup)
   base_ = static_cast<std::byte*>(mapped);
   madvise(base_, stride_ * ranks_, MADV_DONTDUMP);
   try {
-    populate(part(rank_), table_bytes());  // before the others look there, which is after the ranks have met
+    populate(part(rank_), table_bytes());  // before the others look there, after the handshake
     check_removal();
   } catch (...) {
     munmap(base_, stride_ * ranks_);
@@ -56,7 +56,7 @@ SegmentPool::SegmentPool(const PoolSetup& setup)
   (void)blocks_.take(table_bytes(), false);
 }
 
-// Some emulators say that they have given memory back, and have not: it would not be zeros again.
+// Some emulators report success without freeing the memory, which would then not be zeros again.
 void SegmentPool::check_removal() const {
   std::byte* const probe = part(rank_) + table_bytes();
   *probe = std::byte{1};
@@ -76,7 +76,8 @@ SegmentPool::Entry& SegmentPool::entry(int rank, std::size_t number) const {
   return *reinterpret_cast<Entry*>(part(rank) + sizeof(Table) + number * entry_bytes());
 }
 
-// One of this rank's. What was decided to be made elsewhere can be found by latecomers until it is the last.
+// Returns a free entry of this rank. Latecomers find a group that was decided to be created elsewhere until no other
+// entry is free.
 std::optional<std::size_t> SegmentPool::free_entry() {
   for (const bool forgets : {false, true}) {
     for (std::size_t number = 0; number < num_entries; ++number) {
@@ -89,7 +90,7 @@ std::optional<std::size_t> SegmentPool::free_entry() {
   return std::nullopt;
 }
 
-// What an earlier attempt at the group was told, which is not to be taken for this one's.
+// Forgets the decision of an earlier attempt at the group, which must not be taken for this one's.
 void SegmentPool::forget(const std::array<std::uint64_t, 2>& name) {
   for (std::size_t number = 0; number < num_entries; ++number) {
     Entry& found = entry(rank_, number);
@@ -97,7 +98,7 @@ void SegmentPool::forget(const std::array<std::uint64_t, 2>& name) {
   }
 }
 
-// Whether nobody looks at what the entry said under this ticket any more. It must have been taken back.
+// Whether no member still reads the entry under this ticket, which must have been withdrawn.
 bool SegmentPool::is_over(Entry& entry, std::uint32_t ticket) const {
   for (std::size_t rank = 0; rank < ranks_; ++rank) {
     const Member& each = member(entry, static_cast<int>(rank));
@@ -139,7 +140,7 @@ void SegmentPool::sweep() {
   });
 }
 
-// It must be zeros when it is given out again.
+// The memory must be zeros when it is used again.
 void SegmentPool::give_back(std::size_t offset) {
   if (madvise(part(rank_) + offset, blocks_.given().at(offset).bytes, MADV_REMOVE) == 0) {
     blocks_.give_back(offset, false);
@@ -148,25 +149,25 @@ void SegmentPool::give_back(std::size_t offset) {
   }
 }
 
-Gathering::Gathering(std::shared_ptr<SegmentPool> pool, std::array<std::uint64_t, 2> name, std::vector<int> members, std::size_t bytes)
+GroupFormation::GroupFormation(std::shared_ptr<SegmentPool> pool, std::array<std::uint64_t, 2> name, std::vector<int> members, std::size_t bytes)
     : pool_(std::move(pool)), name_(name), members_(std::move(members)), bytes_(bytes), founder_(members_.empty() ? -1 : members_.front()) {
   const auto is_known = [&](int member) { return member >= 0 && member < pool_->ranks(); };
   if (!std::all_of(members_.begin(), members_.end(), is_known)) throw std::invalid_argument("a member is not in the pool");
   if (std::find(members_.begin(), members_.end(), pool_->rank_) == members_.end()) throw std::invalid_argument("this rank is no member");
   if (pool_->forks_ != fork_count()) {
-    verdict_ = Verdict::elsewhere;
+    decision_ = Decision::elsewhere;
   } else if (is_first()) {
     publish();
   }
 }
 
-// Without an entry the group is made elsewhere, which the others see there.
-void Gathering::publish() {
+// Without an entry the group is created elsewhere, where the others find it.
+void GroupFormation::publish() {
   SegmentPool& pool = *pool_;
   const std::lock_guard<std::mutex> alone(pool.mutex_);
   const std::optional<std::size_t> number = pool.free_entry();
   if (!number) {
-    verdict_ = Verdict::elsewhere;
+    decision_ = Decision::elsewhere;
     return;
   }
   number_ = *number;
@@ -175,7 +176,7 @@ void Gathering::publish() {
   ticket_ = pool.last_[number_] = ++pool.ticket_;
   pool.busy_[number_] = true;
   entry_ = &pool.entry(pool.rank_, number_);
-  entry_->verdict = static_cast<std::uint32_t>(Verdict::open);
+  entry_->decision = static_cast<std::uint32_t>(Decision::open);
   entry_->name[0] = name_[0];
   entry_->name[1] = name_[1];
   entry_->offset = offset_;
@@ -187,9 +188,9 @@ void Gathering::publish() {
   futex_wake(table.published);
 }
 
-// A member says that it has come before it looks at the ticket again: if that is still the same, the entry
-// stays as it is until this member is done with it.
-bool Gathering::find() {
+// A member reports that it has come before it reads the ticket again. If that is unchanged, the entry stays as it is
+// until this member is done with it.
+bool GroupFormation::find() {
   for (std::size_t number = 0; number < SegmentPool::num_entries; ++number) {
     SegmentPool::Entry& entry = pool_->entry(founder_, number);
     const std::uint32_t ticket = entry.ticket;
@@ -205,7 +206,7 @@ bool Gathering::find() {
     ticket_ = ticket;
     offset_ = entry.offset;
     const bool is_within = offset_ <= pool_->stride_ && pool_->held_bytes() + bytes_ <= pool_->stride_ - offset_;
-    if (entry.bytes != bytes_ || !is_within) decide(Verdict::elsewhere);
+    if (entry.bytes != bytes_ || !is_within) decide(Decision::elsewhere);
     ++entry.arrivals;
     futex_wake(entry.arrivals);
     return true;
@@ -213,7 +214,7 @@ bool Gathering::find() {
   return false;
 }
 
-std::vector<int> Gathering::missing() const {
+std::vector<int> GroupFormation::missing() const {
   std::vector<int> found;
   for (std::size_t number = 0; number < members_.size(); ++number) {
     const int rank = members_[number];
@@ -223,9 +224,9 @@ std::vector<int> Gathering::missing() const {
   return found;
 }
 
-std::vector<int> Gathering::ended() const {
+std::vector<int> GroupFormation::ended() const {
   std::vector<int> found;
-  if (verdict_ != Verdict::open) return found;
+  if (decision_ != Decision::open) return found;
   for (std::size_t number = 0; number < members_.size(); ++number) {
     const int rank = members_[number];
     if (rank != pool_->rank_ && pool_->peers_.has_ended(rank)) found.push_back(static_cast<int>(number));
@@ -233,32 +234,32 @@ std::vector<int> Gathering::ended() const {
   return found;
 }
 
-void Gathering::decide(Verdict verdict) {
-  auto none = static_cast<std::uint32_t>(Verdict::open);
-  if (!entry_->verdict.compare_exchange_strong(none, static_cast<std::uint32_t>(verdict))) return;
-  futex_wake(entry_->verdict);
+void GroupFormation::decide(Decision decision) {
+  auto none = static_cast<std::uint32_t>(Decision::open);
+  if (!entry_->decision.compare_exchange_strong(none, static_cast<std::uint32_t>(decision))) return;
+  futex_wake(entry_->decision);
   ++entry_->arrivals;
   futex_wake(entry_->arrivals);
 }
 
-// What changes with what this member waits for.
-std::atomic<std::uint32_t>& Gathering::word() const {
+// The futex word for what this member waits for.
+std::atomic<std::uint32_t>& GroupFormation::word() const {
   if (entry_ == nullptr) return pool_->table(founder_).published;
-  return is_first() ? entry_->arrivals : entry_->verdict;
+  return is_first() ? entry_->arrivals : entry_->decision;
 }
 
-Verdict Gathering::told() const { return static_cast<Verdict>(entry_->verdict.load()); }
+Decision GroupFormation::published_decision() const { return static_cast<Decision>(entry_->decision.load()); }
 
-Verdict Gathering::wait(double seconds, const std::function<bool()>& interrupted) {
+Decision GroupFormation::wait(double seconds, const std::function<bool()>& interrupted) {
   const double until = now() + seconds;
   Yields yields(most_yields);
-  while (verdict_ == Verdict::open) {
+  while (decision_ == Decision::open) {
     std::atomic<std::uint32_t>& awaited = word();
     const std::uint32_t seen = awaited;
     if (entry_ == nullptr && find()) continue;
     if (entry_ != nullptr) {
-      if (is_first() && missing().empty()) decide(offset_ != 0 ? Verdict::here : Verdict::elsewhere);
-      if (told() != Verdict::open) {
+      if (is_first() && missing().empty()) decide(offset_ != 0 ? Decision::here : Decision::elsewhere);
+      if (published_decision() != Decision::open) {
         settle();
         break;
       }
@@ -268,28 +269,28 @@ Verdict Gathering::wait(double seconds, const std::function<bool()>& interrupted
     if (interrupted()) throw Interrupted();
     if (now() >= until || !ended().empty()) break;
   }
-  return verdict_;
+  return decision_;
 }
 
-// What was decided is this member's verdict.
-void Gathering::settle() {
-  verdict_ = told();
-  takes_ = verdict_ == Verdict::here;
+// Takes over the published decision.
+void GroupFormation::settle() {
+  decision_ = published_decision();
+  takes_ = decision_ == Decision::here;
   if (is_first()) withdraw();
   raise_to(pool_->member(*entry_, pool_->rank_).done, ticket_);
 }
 
-// Nobody seeks the entry of a group that is made; the segment of one that is not is given back.
-void Gathering::withdraw() {
+// No member looks for the entry of a group that exists; the segment of one that does not is freed.
+void GroupFormation::withdraw() {
   SegmentPool& pool = *pool_;
   const std::lock_guard<std::mutex> alone(pool.mutex_);
   pool.busy_[number_] = false;
-  if (verdict_ == Verdict::here) entry_->ticket = 0;
+  if (decision_ == Decision::here) entry_->ticket = 0;
   else if (offset_ != 0) pool.give_back(offset_);
 }
 
-std::shared_ptr<std::byte> Gathering::take() {
-  if (!std::exchange(takes_, false) || verdict_ != Verdict::here) return nullptr;
+std::shared_ptr<std::byte> GroupFormation::take() {
+  if (!std::exchange(takes_, false) || decision_ != Decision::here) return nullptr;
   const auto release = [pool = pool_, founder = founder_, offset = offset_](std::byte*) {
     if (pool->forks_ != fork_count()) return;
     pool->held(founder, offset)[pool->rank_].store(0, std::memory_order_release);
@@ -301,13 +302,13 @@ std::shared_ptr<std::byte> Gathering::take() {
   return {pool_->part(founder_) + offset_ + pool_->held_bytes(), release};
 }
 
-void Gathering::leave() {
+void GroupFormation::leave() {
   if (pool_->forks_ != fork_count()) return;
-  if (verdict_ == Verdict::open) {
+  if (decision_ == Decision::open) {
     if (entry_ == nullptr) {
-      verdict_ = Verdict::elsewhere;
+      decision_ = Decision::elsewhere;
     } else {
-      decide(Verdict::elsewhere);
+      decide(Decision::elsewhere);
       settle();
     }
   }

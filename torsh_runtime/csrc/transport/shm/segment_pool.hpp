@@ -1,9 +1,9 @@
-// Memory for further groups of a node's ranks, in the file that they have mapped for the one that they are
-// in already, and how they meet there: it takes neither a store nor a descriptor.
+// Memory for further groups of a node's ranks, in the file that they have mapped for their first group. Ranks connect
+// there without a store or a descriptor.
 //
-// Each rank has a part of the file. A new group's first member takes a segment of its own part and publishes
-// it in the part's table, where the others find it by the group's name and say that they have come. The
-// verdict comes last: the group is made here, or elsewhere, for all of them.
+// Each rank has a part of the file. A new group's first member takes a segment of its own part and publishes it in
+// the part's table. The others find it there by the group's name and report that they have come. The decision comes
+// last: the group is created here or, for all of them, elsewhere.
 #pragma once
 
 #include <array>
@@ -28,9 +28,9 @@ struct PoolSetup {
   std::vector<int> pids;  // of all ranks of the node, in their order
 };
 
-enum class Verdict : std::uint32_t { open, here, elsewhere };
+enum class Decision : std::uint32_t { open, here, elsewhere };
 
-class Gathering;
+class GroupFormation;
 
 class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
  public:
@@ -43,18 +43,18 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   int ranks() const { return static_cast<int>(ranks_); }
 
  private:
-  friend class Gathering;
-  static constexpr std::size_t num_entries = 16;  // groups that threads of a rank can be making at a time
+  friend class GroupFormation;
+  static constexpr std::size_t num_entries = 16;  // groups that threads of a rank can create at a time
 
   struct Member {
-    std::atomic<std::uint32_t> come, done;  // the ticket of the last group that it has come to, and has the verdict of
+    std::atomic<std::uint32_t> come, done;  // the tickets of the last group that it has joined, and whose decision it has read
   };
 
-  // A group that is being made. Members come after the entry, one for each rank of the pool.
+  // A group that is being created. Members follow the entry, one for each rank of the pool.
   struct alignas(128) Entry {
-    std::atomic<std::uint32_t> ticket;  // 0: none, and for others it is not to be found any more
-    std::atomic<std::uint32_t> verdict;   // a Verdict and a futex word
-    std::atomic<std::uint32_t> arrivals;  // the first member's futex word: changes when one comes, or with the verdict
+    std::atomic<std::uint32_t> ticket;  // 0: none, and others do not find it any more
+    std::atomic<std::uint32_t> decision;   // a Decision and a futex word
+    std::atomic<std::uint32_t> arrivals;  // the first member's futex word, changed by each arrival and by the decision
     std::atomic<std::uint64_t> name[2], offset, bytes;
   };
 
@@ -95,37 +95,37 @@ class SegmentPool : public std::enable_shared_from_this<SegmentPool> {
   std::array<bool, num_entries> busy_{};
 };
 
-// A member's way into one new group. For one thread.
-class Gathering {
+// One member's part in creating a group. For one thread.
+class GroupFormation {
  public:
-  // name: a digest that tells the group from all others with any of its members, of which a later one may have
-  // it again if it has the same members. members: ranks of the pool, in the order of the group. bytes: what its
-  // segment takes. Throws std::invalid_argument for members that are not in the pool, or without this rank.
-  Gathering(std::shared_ptr<SegmentPool> pool, std::array<std::uint64_t, 2> name, std::vector<int> members, std::size_t bytes);
-  ~Gathering() {
+  // name: a digest that differs from those of all other groups with any of its members. A later group with the same
+  // members may reuse it. members: ranks of the pool, in the order of the group. bytes: the size of its segment.
+  // Throws std::invalid_argument for members that are not in the pool, or without this rank.
+  GroupFormation(std::shared_ptr<SegmentPool> pool, std::array<std::uint64_t, 2> name, std::vector<int> members, std::size_t bytes);
+  ~GroupFormation() {
     leave();
     (void)take();
   }
-  Gathering(const Gathering&) = delete;
-  Gathering& operator=(const Gathering&) = delete;
+  GroupFormation(const GroupFormation&) = delete;
+  GroupFormation& operator=(const GroupFormation&) = delete;
 
-  // The verdict, or `open` after so many seconds, or once a member has ended. Throws Interrupted.
-  Verdict wait(double seconds, const std::function<bool()>& interrupted);
-  // The members that have not come, as far as this one sees, in numbers of the group.
+  // Waits for the decision. Returns `open` after `seconds`, or after a member has ended. Throws Interrupted.
+  Decision wait(double seconds, const std::function<bool()>& interrupted);
+  // The members that are not known to have come, as ranks of the group.
   std::vector<int> missing() const;
   // The members whose processes have ended.
   std::vector<int> ended() const;
-  // The segment, if the verdict is `here`, as long as it lives. The second call gives none.
+  // The segment, if the decision is `here`, for its lifetime. A second call returns none.
   std::shared_ptr<std::byte> take();
-  // If there is no verdict yet, it is that the group is made elsewhere.
+  // Decides, if nobody has, that the group is created elsewhere.
   void leave();
 
  private:
   bool is_first() const { return founder_ == pool_->rank_; }
   void publish();
   bool find();
-  void decide(Verdict verdict);
-  Verdict told() const;
+  void decide(Decision decision);
+  Decision published_decision() const;
   std::atomic<std::uint32_t>& word() const;
   void settle();
   void withdraw();
@@ -139,8 +139,8 @@ class Gathering {
   std::size_t number_ = 0;               // of the founder's entry
   std::uint32_t ticket_ = 0;
   std::uint64_t offset_ = 0;
-  Verdict verdict_ = Verdict::open;
-  bool takes_ = false;  // the segment is held and not taken
+  Decision decision_ = Decision::open;
+  bool takes_ = false;  // the segment is held but not taken
 };
 
 }  // namespace torsh::shm

@@ -17,9 +17,9 @@ constexpr std::size_t out_limit = 64 << 10;  // bytes that a peer has not taken;
 constexpr std::size_t read_bytes = 4096;
 constexpr double look_seconds = 0.02;  // between two looks for answers
 
-Standing standing_after(int error) {
+PeerState standing_after(int error) {
   const auto silent = {ETIMEDOUT, EHOSTUNREACH, ENETUNREACH, EHOSTDOWN};
-  return std::find(silent.begin(), silent.end(), error) != silent.end() ? Standing::unreachable : Standing::lost;
+  return std::find(silent.begin(), silent.end(), error) != silent.end() ? PeerState::unreachable : PeerState::lost;
 }
 
 bool would_block(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
@@ -31,7 +31,7 @@ Control::Control(int ranks, std::vector<std::pair<int, Descriptor>> sockets, dou
     : ranks_(ranks), own_sequence_(std::move(own_sequence)) {
   for (auto& [peer, socket] : sockets) {
     prepare(socket.number(), heartbeat, Use::control);
-    watch_.set(socket.number(), Watch::readable);
+    watch_.set(socket.number(), Epoll::readable);
     Line& line = lines_.emplace_back();
     line.peer = peer;
     line.socket = RankSocket(std::move(socket));
@@ -64,7 +64,7 @@ void Control::read(Line& line) {
     if (bytes > 0) {
       parse(line);
     } else if (bytes == 0) {
-      return end(line, Standing::lost, "it has closed the connection");
+      return end(line, PeerState::lost, "it has closed the connection");
     } else {
       return would_block(error) ? void() : end_by_error(line, error);
     }
@@ -82,7 +82,7 @@ bool Control::take_frame(Line& line) {
   if (line.in.size() < sizeof header) return false;
   std::memcpy(&header, line.in.data(), sizeof header);
   if (header.magic != ControlHeader::valid_magic || header.bytes > account_limit(ranks_)) {
-    end(line, Standing::lost, "it has sent what is no notice of this library");
+    end(line, PeerState::lost, "it has sent what is no notice of this library");
     return false;
   }
   const std::size_t bytes = sizeof header + header.bytes;
@@ -101,7 +101,7 @@ void Control::obey(Line& line, const ControlHeader& header, std::span<const std:
       }
       break;
     case Notice::goodbye:
-      return end(line, Standing::left, "it has left the group");
+      return end(line, PeerState::left, "it has left the group");
     case Notice::roll_call:
       return say(line, {.notice = Notice::answer, .call = header.call, .sequence = own_sequence_()});
     case Notice::answer:
@@ -109,7 +109,7 @@ void Control::obey(Line& line, const ControlHeader& header, std::span<const std:
       line.sequence = header.sequence;
       return;
   }
-  end(line, Standing::lost, "it has sent what is no notice of this library");
+  end(line, PeerState::lost, "it has sent what is no notice of this library");
 }
 
 void Control::say(Line& line, ControlHeader header, std::span<const std::byte> body) {
@@ -126,17 +126,17 @@ void Control::flush(Line& line) {
   const ssize_t bytes = send(line.socket.number(), line.out.data(), line.out.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   if (bytes > 0) line.out.erase(line.out.begin(), line.out.begin() + bytes);
   if (bytes < 0 && !would_block(errno) && errno != EPIPE && errno != ECONNRESET) return end_by_error(line, errno);
-  watch_.set(line.socket.number(), line.out.empty() ? Watch::readable : Watch::readable | Watch::writable);
+  watch_.set(line.socket.number(), line.out.empty() ? Epoll::readable : Epoll::readable | Epoll::writable);
 }
 
 void Control::end_by_error(Line& line, int error) {
   end(line, standing_after(error), std::generic_category().message(error));
 }
 
-void Control::end(Line& line, Standing standing, std::string reason) {
+void Control::end(Line& line, PeerState peer_state, std::string reason) {
   watch_.set(line.socket.number(), 0);
   line.socket = RankSocket();
-  line.standing = standing;
+  line.peer_state = peer_state;
   line.end = std::move(reason);
 }
 
@@ -145,11 +145,11 @@ Control::Line* Control::line_to(int peer) {
   return at == lines_.end() ? nullptr : &*at;
 }
 
-Standing Control::standing(int peer) {
+PeerState Control::peer_state(int peer) {
   const Lock lock(mutex_);
   take_in();
   const Line* line = line_to(peer);
-  return line == nullptr ? Standing::present : line->standing;
+  return line == nullptr ? PeerState::present : line->peer_state;
 }
 
 void Control::announce(const Failure& failure) {

@@ -1,4 +1,4 @@
-// The control lanes to the ranks of other nodes: who is there, who has left, and why the group died.
+// The control connections to the ranks of other nodes: which are there, which have left, and why the group failed.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@
 
 #include "common/failure.hpp"
 #include "transport/forks.hpp"
-#include "transport/standing.hpp"
+#include "transport/peer_state.hpp"
 #include "transport/tcp/control_frame.hpp"
-#include "transport/tcp/watch.hpp"
+#include "transport/tcp/epoll.hpp"
 
 namespace torsh::tcp {
 
@@ -29,18 +29,17 @@ class Control {
 
   // Readable when there is something for poll() to do.
   int descriptor() const { return watch_.descriptor(); }
-  // Takes in what has come, and answers roll calls. The first failure that a peer has announced,
-  // from then on.
+  // Reads what has come, and answers roll calls. Returns the first failure that a peer has announced, from then on.
   std::optional<Failure> poll();
-  // Of a peer that is not reached by a control lane: present.
-  Standing standing(int peer);
+  // `present` for a peer without a control connection.
+  PeerState peer_state(int peer);
 
-  // Tells all peers why the group is dead, as far as that can be done at once.
+  // Reports to all peers why the group failed, as far as that is possible without blocking.
   void announce(const Failure& failure);
-  // Which peers answer within so many seconds that they are in this operation or a later one. Those
-  // that are stopped, or compute, do not.
+  // The peers that answer within `seconds` that they are in this operation or a later one. Stopped or computing peers
+  // do not answer.
   std::vector<int> roll_call(std::uint64_t sequence, double seconds);
-  // Tells all peers that this rank leaves the group as it should. The last thing to be done.
+  // Tells all peers that this rank leaves regularly. It must be the last call.
   void goodbye();
 
  private:
@@ -48,7 +47,7 @@ class Control {
     int peer = -1;
     RankSocket socket;
     std::vector<std::byte> in, out;
-    Standing standing = Standing::present;
+    PeerState peer_state = PeerState::present;
     std::string end;
     std::uint32_t answered = 0;  // the last roll call that it answered,
     std::uint64_t sequence = 0;  // and with what
@@ -65,14 +64,14 @@ class Control {
   void obey(Line& line, const ControlHeader& header, std::span<const std::byte> body);
   void say(Line& line, ControlHeader header, std::span<const std::byte> body = {});
   void flush(Line& line);
-  void end(Line& line, Standing standing, std::string reason);
+  void end(Line& line, PeerState peer_state, std::string reason);
   void end_by_error(Line& line, int error);
   Line* line_to(int peer);
 
   const int ranks_;
   const std::function<std::uint64_t()> own_sequence_;
   std::mutex mutex_;  // of all that follows
-  Watch watch_;
+  Epoll watch_;
   std::vector<Line> lines_;
   std::optional<Failure> announced_;
   std::uint32_t roll_calls_ = 0;

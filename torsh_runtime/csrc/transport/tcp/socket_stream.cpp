@@ -68,8 +68,8 @@ void prepare(int descriptor, double heartbeat, Use use) {
     if (is_within_machine(descriptor)) set(descriptor, SOL_SOCKET, SO_SNDBUF, local_buffer);
     return;
   }
-  const double silence = std::clamp(heartbeat, 1.0, 3600.0);
-  set(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(silence * 1000));
+  const double drain = std::clamp(heartbeat, 1.0, 3600.0);
+  set(descriptor, IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(drain * 1000));
 }
 
 SocketStream::SocketStream(Descriptor socket)

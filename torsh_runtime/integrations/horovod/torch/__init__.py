@@ -1,8 +1,8 @@
-"""Horovod's interface to torch, on torsh_runtime's process groups:
+"""Provides Horovod's interface to torch, on torsh_runtime's process groups.
 
     import torsh_runtime.integrations.horovod.torch as hvd
 
-in the place of `import horovod.torch as hvd`. docs/horovod.md says what is different.
+replaces `import horovod.torch as hvd`. docs/horovod.md lists the differences.
 """
 
 from torsh_runtime.errors import CommError as HorovodInternalError

@@ -1,5 +1,7 @@
-"""Adasum (Maleki et al., 2021): gradients that point the same way are averaged, and those that are
-orthogonal are added."""
+"""Combines gradients by Adasum (Maleki et al., 2021).
+
+Gradients that point the same way are averaged, and orthogonal ones are added.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ Tensor = torch.Tensor
 
 
 def check_adasum(world_size: int, tensors: list[Tensor]) -> None:
-    """ConfigError where Adasum is not defined."""
+    """Raise ConfigError where Adasum is not defined."""
     if world_size & (world_size - 1):
         raise ConfigError(
             f"op=Adasum needs a number of ranks that is a power of two, not {world_size}: start so "
@@ -26,7 +28,7 @@ def check_adasum(world_size: int, tensors: list[Tensor]) -> None:
 
 
 def adasum(tensor: Tensor, group: ProcessGroup) -> None:
-    """Combine all ranks' tensors in place, pair by pair; all get the same bits."""
+    """Combine all ranks' tensors in place, pair by pair. All ranks get the same bits."""
     distance = 1
     while distance < group.world_size:
         partner = group.rank ^ distance

@@ -1,4 +1,4 @@
-"""What begins a training: parameters, optimizers and objects of one rank on all."""
+"""Sends parameters, optimizer states and objects of one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Tensor = torch.Tensor
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Copy rank root_rank's tensors into everyone's.
+    """Copy rank root_rank's tensors to all ranks.
 
     params: model.state_dict(), model.named_parameters(), or a list of tensors or of pairs of names
-    and tensors.
+        and tensors. Raises ConfigError for anything else.
     """
     if isinstance(params, Mapping):
         pairs: Iterable[Any] = sorted(params.items())
@@ -45,7 +45,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
 
 
 class _Left(NamedTuple):
-    """Stands where a tensor was."""
+    """Describes a tensor in whose place it is sent."""
 
     number: int
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class _Left(NamedTuple):
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: Any = None
 ) -> None:
-    """Give all ranks' optimizers the state and options of rank root_rank's.
+    """Set all ranks' optimizers to the state and options of rank root_rank's optimizer.
 
     model: has no effect.
     """
@@ -72,7 +72,7 @@ def broadcast_optimizer_state(
 
 
 def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load it, and keep the optimizer's groups, which schedulers may hold."""
+    """Load the state, and keep the optimizer's group objects, which schedulers may refer to."""
     groups = optimizer.param_groups
     optimizer.load_state_dict(state)
     for group, loaded in zip(groups, optimizer.param_groups, strict=True):
@@ -81,7 +81,7 @@ def _load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 
 
 def _without_tensors(tree: Any, tensors: list[Tensor]) -> Any:
-    """The tree without its tensors, which are added to the list."""
+    """Return the tree without its tensors, which are appended to `tensors`."""
     if isinstance(tree, Tensor):
         tensors.append(tree)
         return _Left(len(tensors) - 1, tuple(tree.shape), tree.dtype, tree.device.type)
@@ -93,7 +93,7 @@ def _without_tensors(tree: Any, tensors: list[Tensor]) -> Any:
 
 
 def _with_tensors(tree: Any, tensors: list[Tensor]) -> Any:
-    """The tree with room for its tensors, which are added to the list in their order."""
+    """Return the tree with empty tensors in their places, and append them to `tensors` in order."""
     if isinstance(tree, _Left):
         tensors.append(torch.empty(tree.shape, dtype=tree.dtype, device=tree.device))
         return tensors[-1]
@@ -110,20 +110,20 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Rank root_rank's object, which has to be one that can be pickled; there the object itself."""
+    """Return rank root_rank's object, which must be picklable. That rank gets the object itself."""
     root = process_set.place(root_rank)
     is_root = rank() == root_rank
-    pickled = pickle.dumps(obj) if is_root else b""  # before the others begin to wait for it
+    pickled = pickle.dumps(obj) if is_root else b""  # fails before the others start to wait
     content = _exchange("broadcast_object", name, pickled, process_set, root)
-    return obj if is_root else pickle.loads(content)  # noqa: S301  (of a rank, as it proved)
+    return obj if is_root else pickle.loads(content)  # noqa: S301  (from an authenticated rank)
 
 
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """All ranks' objects, in order of rank, which have to be such that can be pickled."""
+    """Return all ranks' objects in rank order. They must be picklable."""
     contents = _exchange("allgather_object", name, pickle.dumps(obj), process_set)
-    return [pickle.loads(each) for each in contents]  # noqa: S301  (of ranks, as they proved)
+    return [pickle.loads(each) for each in contents]  # noqa: S301  (from authenticated ranks)
 
 
 def _exchange(

@@ -1,4 +1,7 @@
-"""Calls of operations, and which of them all ranks have made: pure, no communication."""
+"""Records which operations each rank has called, and finds those that all have called.
+
+It does no communication.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from typing import NamedTuple
 from torsh_runtime.errors import CommMismatch
 
 Key = tuple[str, str]
-"""A call's kind and name: ranks' calls with the same key are one operation."""
+"""A call's kind and name. Ranks' calls with equal keys belong to one operation."""
 
 _EQUAL_SHAPES = ("allreduce", "broadcast", "reducescatter", "shared_memory")
 
 
 class Operand(NamedTuple):
-    """A tensor, as other ranks hear of it."""
+    """Describes a tensor to other ranks."""
 
     dtype: str
     shape: tuple[int, ...]
     device: str
-    """Its kind, "cpu" or "cuda"."""
+    """The device's type, "cpu" or "cuda"."""
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)}" + ("" if self.device == "cpu" else self.device)
@@ -28,20 +31,20 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operation that a rank has called."""
+    """Describes an operation that a rank has called."""
 
     kind: str
-    """Such as "allreduce"."""
+    """The operation, such as "allreduce"."""
     name: str
     operands: tuple[Operand, ...] = ()
     op: str = ""
-    """The reduction: "Average", "Sum", …; "" of operations without one."""
+    """The reduction: "Average", "Sum", …; "" for operations without one."""
     prescale: float = 1.0
     postscale: float = 1.0
     root: int = -1
-    """The rank in the set that broadcasts; -1 of other operations."""
+    """The rank in the set that broadcasts; -1 for other operations."""
     splits: tuple[int, ...] = ()
-    """Rows for each rank, of an alltoall."""
+    """Rows for each rank in an alltoall."""
 
     @property
     def key(self) -> Key:
@@ -59,7 +62,7 @@ class Call:
 
     @property
     def agreed(self) -> object:
-        """What has to be the same on all ranks."""
+        """Return the values that must be equal on all ranks."""
         if self.kind in _EQUAL_SHAPES:
             operands: object = self.operands
         else:  # the first dimension is each rank's own
@@ -68,14 +71,14 @@ class Call:
 
 
 class Matched(NamedTuple):
-    """An operation that all ranks have called that have not joined."""
+    """Represents an operation that all ranks have called, except those that have joined."""
 
     key: Key
     calls: dict[int, Call]
-    """By rank of the set; those that have joined have none."""
+    """Calls by rank of the set, without the ranks that have joined."""
 
     def mismatch(self, rank: int) -> CommMismatch | None:
-        """The error that this rank raises if the calls do not fit together."""
+        """Return the error that this rank raises if the calls do not fit together, or None."""
         first_rank, first = next(iter(self.calls.items()))
         for other_rank, other in self.calls.items():
             if other.agreed != first.agreed:
@@ -89,18 +92,18 @@ class Matched(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What a rank tells the others in a turn."""
+    """Holds the news that a rank sends to the others in a turn."""
 
     calls: Sequence[Call]
-    """Those that it has made since the last turn, in their order."""
+    """Calls that the rank has made since the last turn, in order."""
     joined: bool
-    """Whether it has called join()."""
+    """True if the rank has called join()."""
     waits: Key | None
-    """What it waits for, if nothing can be called by it before that is done."""
+    """Key of the call that the rank waits for, if it can call nothing else before that is done."""
 
 
 class CallTable:
-    """The calls that some ranks have made and others have not. All ranks have the same table."""
+    """Holds the calls that some ranks have made and others have not. It is equal on all ranks."""
 
     def __init__(self, world_size: int) -> None:
         self._pending: list[dict[Key, Call]] = [{} for _ in range(world_size)]
@@ -109,11 +112,11 @@ class CallTable:
 
     @property
     def joined(self) -> Sequence[int]:
-        """The ranks that have joined, in the order in which they did."""
+        """Return the ranks that have joined, in the order in which they joined."""
         return self._joined
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Enter all ranks' messages of a turn."""
+        """Enter the messages of all ranks in a turn."""
         for rank, message in enumerate(messages):
             self._pending[rank].update({call.key: call for call in message.calls})
             self._waits[rank] = message.waits
@@ -121,8 +124,7 @@ class CallTable:
                 self._joined.append(rank)
 
     def take(self) -> list[Matched]:
-        """Remove the operations that can be carried out, and return them in an order that is the
-        same on all ranks."""
+        """Remove and return the operations that can be carried out, ordered alike on all ranks."""
         active = [rank for rank in range(len(self._pending)) if rank not in self._joined]
         if not active:
             return []
@@ -133,24 +135,26 @@ class CallTable:
         return all(key in self._pending[rank] for rank in ranks)
 
     def all_joined(self) -> bool:
-        """Whether all ranks have. Then they may begin anew."""
+        """Return whether all ranks have joined, so that clear_joined() may be called."""
         return len(self._joined) == len(self._pending)
 
     def clear_joined(self) -> int:
-        """Begin anew, once all have joined. The rank that joined last."""
+        """Reset the joined ranks, once all have joined, and return the rank that joined last."""
         last = self._joined[-1]
         self._joined.clear()
         return last
 
     def is_stuck(self) -> bool:
-        """Whether every rank waits for what another one has not called, and will not: as it has
-        joined, or waits itself."""
+        """Return whether every rank waits for a call that another rank will not make.
+
+        That rank has joined, or is waiting itself.
+        """
         ranks = range(len(self._pending))
         waiting = [rank for rank in ranks if self._waits[rank] in self._pending[rank]]
         return bool(waiting) and all(rank in waiting or rank in self._joined for rank in ranks)
 
     def stuck_error(self, rank: int) -> CommMismatch:
-        """The error that this rank raises when is_stuck()."""
+        """Return the error that this rank raises if is_stuck()."""
         waits = {
             each: self._pending[each][key]
             for each, key in enumerate(self._waits)
@@ -164,11 +168,11 @@ class CallTable:
         return CommMismatch(0, own_rank, str(own), others[0], other_call, detail)
 
     def missing(self, key: Key) -> list[int]:
-        """The ranks that have not made this call."""
+        """Return the ranks that have not made this call."""
         return [rank for rank, pending in enumerate(self._pending) if key not in pending]
 
     def clear(self) -> None:
-        """Forget all calls, and who has joined."""
+        """Forget all calls and all joined ranks."""
         self._joined.clear()
         for pending in self._pending:
             pending.clear()

@@ -1,4 +1,4 @@
-"""The operations, by Horovod's names: with results or handles, out of place or in place."""
+"""Provides the operations under Horovod's names: synchronous or with handles, in place or not."""
 
 from __future__ import annotations
 
@@ -26,55 +26,55 @@ _OPS = (Average, Sum, Adasum, Min, Max, Product)
 
 
 def poll(handle: Request) -> bool:
-    """Whether the operation is over, so that synchronize() would not wait."""
+    """Return whether the operation is over, so that synchronize() would not wait."""
     return handle.done()
 
 
 def synchronize(handle: Any) -> Any:
-    """Wait for the operation, and return its result. Raises what went wrong."""
+    """Wait for the operation, and return its result. Raises the operation's error."""
     return handle() if callable(handle) else handle.engine.wait(handle)
 
 
 class Handle(Request):
-    """A request that was submitted, and knows its engine."""
+    """Represents a submitted request, and knows its engine."""
 
     def __init__(
         self, process_set: ProcessSet, call: Call, tensors: Sequence[Tensor], **how: Any
     ) -> None:
-        """As Request's."""
+        """Submit a request to the engine of `process_set`. `how`: further arguments of Request."""
         super().__init__(call, tensors, **how)
         self.engine = process_set.engine
         self.engine.submit(self)
 
 
 def allreduce_async(tensor: Tensor, *arguments: Any, **named: Any) -> Request:
-    """As allreduce(), without compression; returns a handle."""
+    """Start allreduce() without compression, and return a handle."""
     return _reduce([tensor], False, True, *arguments, **named)
 
 
 def allreduce_async_(tensor: Tensor, *arguments: Any, **named: Any) -> Request:
-    """As allreduce_async(), in place."""
+    """Start allreduce() without compression in place, and return a handle."""
     return _reduce([tensor], True, True, *arguments, **named)
 
 
 def allreduce_(tensor: Tensor, *arguments: Any, **named: Any) -> Tensor:
-    """As allreduce(), without compression and in place."""
+    """Do allreduce() without compression in place, and return the tensor."""
     reduced: Tensor = synchronize(allreduce_async_(tensor, *arguments, **named))
     return reduced
 
 
 def grouped_allreduce_async(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> Request:
-    """As grouped_allreduce(), without compression; returns a handle."""
+    """Start grouped_allreduce() without compression, and return a handle."""
     return _reduce([*tensors], False, False, *arguments, **named)
 
 
 def grouped_allreduce_async_(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> Request:
-    """As grouped_allreduce_async(), in place."""
+    """Start grouped_allreduce() without compression in place, and return a handle."""
     return _reduce([*tensors], True, False, *arguments, **named)
 
 
 def grouped_allreduce_(tensors: Sequence[Tensor], *arguments: Any, **named: Any) -> list[Tensor]:
-    """As grouped_allreduce(), without compression and in place."""
+    """Do grouped_allreduce() without compression in place, and return the tensors."""
     reduced: list[Tensor] = synchronize(grouped_allreduce_async_(tensors, *arguments, **named))
     return reduced
 
@@ -101,7 +101,10 @@ def _reduce(
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: str, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Add up or average sparse tensors. synchronize() gives the result of what is returned."""
+    """Start to sum or average sparse tensors, and return a function for synchronize().
+
+    op: Average or Sum; ConfigError for others.
+    """
     if op not in (Average, Sum):
         raise ConfigError(f"sparse tensors can be reduced with op=Average or Sum, not {op}")
     indices = tensor._indices().t().contiguous()
@@ -122,7 +125,7 @@ def sparse_allreduce_async(
 def allgather_async(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Request:
-    """As allgather(); returns a handle."""
+    """Start allgather(), and return a handle."""
     return _gather([tensor], name, process_set, single=True)
 
 
@@ -131,7 +134,7 @@ def grouped_allgather_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Request:
-    """As grouped_allgather(); returns a handle."""
+    """Start grouped_allgather(), and return a handle."""
     return _gather([*tensors], name, process_set, single=False)
 
 
@@ -150,7 +153,7 @@ def broadcast_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Request:
-    """As broadcast(); returns a handle."""
+    """Start broadcast(), and return a handle."""
     return _broadcast(tensor, root_rank, name, process_set, in_place=False)
 
 
@@ -160,7 +163,7 @@ def broadcast_async_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Request:
-    """As broadcast_async(), in place."""
+    """Start broadcast() in place, and return a handle."""
     return _broadcast(tensor, root_rank, name, process_set, in_place=True)
 
 
@@ -170,7 +173,7 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """As broadcast(), in place."""
+    """Do broadcast() in place, and return the tensor."""
     sent: Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
     return sent
 
@@ -189,7 +192,7 @@ def alltoall_async(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Request:
-    """As alltoall(); the handle's result has the received splits in any case."""
+    """Start alltoall(), and return a handle. Its result always includes the received splits."""
     _check_rows("alltoall", [tensor])
     rows = _splits(splits, tensor.shape[0], process_set.size() or 1)
     call = _call(process_set, "alltoall", "alltoall", [tensor], name, splits=rows)
@@ -204,7 +207,7 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Request:
-    """As reducescatter(), without compression; returns a handle."""
+    """Start reducescatter() without compression, and return a handle."""
     factors = prescale_factor, postscale_factor
     return _reduce_scatter([tensor], name, op, process_set, factors, single=True)
 
@@ -217,7 +220,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Request:
-    """As grouped_reducescatter(), without compression; returns a handle."""
+    """Start grouped_reducescatter() without compression, and return a handle."""
     factors = prescale_factor, postscale_factor
     return _reduce_scatter([*tensors], name, op, process_set, factors, single=False)
 
@@ -242,15 +245,15 @@ def _reduce_scatter(
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks of the set have called it."""
+    """Wait until all ranks of the set have called it."""
     synchronize(Handle(process_set, Call("barrier", process_set.name("barrier")), ()))
 
 
 def join(device: int = -1) -> int:
-    """Take part in other ranks' allreduces, with zeros, until all have called join().
+    """Take part in other ranks' allreduces with zeros until all ranks have called join().
 
-    device: makes no difference. Returns the rank that joined last. Other operations than sums,
-    averages and barriers are CommMismatch on the ranks that call them meanwhile.
+    device: has no effect. Returns the rank that joined last. Operations other than sums, averages
+        and barriers meanwhile raise CommMismatch on the ranks that call them.
     """
     engine = global_process_set.engine
     last: int = engine.wait(engine.join())

@@ -1,4 +1,4 @@
-"""Compression of gradients: none, or in half precision."""
+"""Compresses gradients to half precision, or not at all."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ Tensor = torch.Tensor
 
 
 class Compressor(Protocol):
-    """What DistributedOptimizer and the reductions take as `compression`."""
+    """Describes the classes that DistributedOptimizer and the reductions take as `compression`."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, Any]:
-        """What is sent in the tensor's place, and what decompress() needs."""
+        """Return the tensor to send, and the context that decompress() needs."""
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        """The tensor, from what came."""
+        """Return the tensor restored from the received one."""
 
 
 class NoneCompressor:
-    """Sends tensors as they are."""
+    """Sends tensors without any change."""
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, None]:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: None) -> Tensor:
-        """The tensor itself."""
+        """Return the tensor itself."""
         return tensor
 
 
@@ -40,17 +40,17 @@ class FP16Compressor:
 
     @staticmethod
     def compress(tensor: Tensor) -> tuple[Tensor, torch.dtype]:
-        """In float16, and the dtype that it had."""
+        """Return a floating-point tensor in float16, others unchanged, and the original dtype."""
         return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: Tensor, ctx: torch.dtype) -> Tensor:
-        """In the dtype that it had."""
+        """Return the tensor in its original dtype."""
         return tensor.to(ctx)
 
 
 class Compression:
-    """The compressors by name."""
+    """Holds the compressors by name."""
 
     none = NoneCompressor
     fp16 = FP16Compressor

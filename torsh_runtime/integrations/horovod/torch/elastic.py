@@ -1,4 +1,4 @@
-"""Elastic training: a state that outlives workers, which torshrun starts again."""
+"""Provides elastic training, with a state that survives the workers that torshrun restarts."""
 
 from __future__ import annotations
 
@@ -21,29 +21,31 @@ __all__ = ["ElasticSampler", "TorchState", "run"]
 
 
 class TorchState(State):
-    """The state of a training: a model, an optimizer, and whatever else, as attributes.
+    """Holds a model, an optimizer and any other state of a training as attributes.
 
-    Commits lie in memory of torshrun's agents, and workers that are started again go on from the
-    last one: see tr.elastic.State.
+    Commits are kept in the memory of torshrun's agents. Restarted workers resume from the last one:
+    see tr.elastic.State.
     """
 
     def __init__(self, model: Any = None, optimizer: Any = None, **parts: Any) -> None:
-        """parts: further models, optimizers, samplers; numbers, texts, and lists and dicts of
-        them."""
+        """Take a model, an optimizer and further parts of the state.
+
+        parts: further models, optimizers, samplers; numbers, strings, and lists and dicts of them.
+        """
         given = {"model": model, "optimizer": optimizer}
         super().__init__(
             **{name: each for name, each in given.items() if each is not None}, **parts
         )
 
     def save(self) -> None:
-        """The same as commit()."""
+        """Call commit()."""
         self.commit()
 
     def check_host_updates(self) -> None:
-        """Nothing: when nodes come or go torshrun starts the workers again by itself."""
+        """Do nothing: torshrun restarts the workers by itself when nodes come or go."""
 
     def sync(self) -> bool:
-        """Go back to the last commit; without one, give all ranks what rank 0 has."""
+        """Restore the last commit and return True; without one, send rank 0's state to all."""
         if self.restore():
             return True
         values: dict[str, Any] = {}
@@ -61,8 +63,11 @@ class TorchState(State):
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, called with a state that is the same on all ranks: that of the last commit if
-    workers have been started again. Start the program with `torshrun --max-restarts N`."""
+    """Wrap the function so that its state is first made the same on all ranks.
+
+    After workers were restarted, that state is the last commit. Start the program with `torshrun
+    --max-restarts N`.
+    """
 
     @wraps(func)
     def call(state: TorchState, *arguments: Any, **named: Any) -> Any:
@@ -73,14 +78,14 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
-    """Shares an epoch's indices out to the ranks there are, without those recorded as processed.
+    """Distributes an epoch's unprocessed indices over the current ranks.
 
     Make it a part of the TorchState, call record_batch() after each batch, and set_epoch() at the
     end of each epoch.
     """
 
     def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
-        """seed: of the order, the same on all ranks."""
+        """Take a data set. `seed` determines the order, and must be the same on all ranks."""
         self.dataset = dataset
         self.shuffle = shuffle
         self.seed = seed
@@ -89,26 +94,26 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin this epoch."""
+        """Start this epoch, without any processed indices."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Each rank has processed batch_size indices more. batch_idx: makes no difference."""
+        """Record that each rank has processed batch_size more indices. batch_idx has no effect."""
         self.processed_num += batch_size * self.num_replicas
 
     def state_dict(self) -> dict[str, int]:
-        """Where it is."""
+        """Return the epoch and the number of processed indices."""
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Go on from there."""
+        """Resume from the result of state_dict()."""
         self.epoch, self.processed_num = state_dict["epoch"], state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Share what is left out anew."""
+        """Distribute the remaining indices over the current ranks."""
         self.num_replicas, self.rank = size(), rank()
         order = [*range(len(self.dataset))]
         if self.shuffle:

@@ -1,4 +1,4 @@
-"""The engine of a set of ranks: it matches their calls by name, and carries them out."""
+"""Matches the calls of a set of ranks by name, and carries them out."""
 
 from __future__ import annotations
 
@@ -23,30 +23,33 @@ from torsh_runtime.integrations.horovod.torch.operations import Operations
 from torsh_runtime.integrations.horovod.torch.requests import Request
 
 _LONGEST_PAUSE = 0.02
-"""Seconds between two turns in which no rank has anything new."""
+"""Longest time between two turns, in seconds, if no rank has anything new."""
 _MOST_NAMED = 5
-"""Calls that an error names."""
+"""Largest number of calls that an error names."""
 _JOIN = Call("join", "")
 
 
 class Engine:
-    """Takes requests of any thread, in any order, and carries out those that all ranks have made.
+    """Takes requests from any thread, in any order, and carries out those that all ranks have made.
 
-    A thread exchanges with the other ranks which calls are new, a turn at a time, as long as there
-    are requests. So ranks may call operations in different orders, and what one rank waits for
-    while another one waits for something else is found at once.
+    While there are requests, a thread exchanges new calls with the other ranks, one turn at a time.
+    So ranks may call operations in different orders, and it is noticed at once if ranks wait for
+    different operations.
     """
 
     def __init__(self, group: ProcessGroup, make_gpu_group: Callable[[int], ProcessGroup]) -> None:
-        """group: a group of these ranks that nobody else uses. make_gpu_group: gives one for
-        tensors on the GPU of this number."""
+        """Take the groups that carry out the operations.
+
+        group: a group of these ranks that has no other user.
+        make_gpu_group: makes a group for tensors on the GPU of the given number.
+        """
         self._group = group
         self._operations = Operations(group, make_gpu_group)
         self._table = CallTable(group.world_size)
         self._changed = threading.Condition()
         self._new: list[Request] = []
         self._requests: dict[Key, Request] = {}
-        self._kept: dict[Call, Any] = {}  # shared memory that others made when this rank had joined
+        self._kept: dict[Call, Any] = {}  # shared memory made by others after this rank joined
         self._callers = {threading.main_thread().ident}
         self._waiting: dict[int, Request] = {}
         self._join: Request | None = None
@@ -57,13 +60,14 @@ class Engine:
 
     @property
     def is_in_node(self) -> bool:
-        """Whether all ranks are on one node."""
+        """Return whether all ranks are on one node."""
         return self._group.is_in_node
 
     def submit(self, request: Request) -> Request:
-        """Carry it out when all ranks have made this call. Returns the request.
+        """Have the request carried out once all ranks have made this call, and return it.
 
-        ConfigError if one with the same key is under way; what the engine ended with, if it did.
+        Raises ConfigError if one with the same key is under way, or the error with which the engine
+        ended.
         """
         key = request.call.key
         with self._changed:
@@ -85,7 +89,7 @@ class Engine:
         return request
 
     def join(self) -> Request:
-        """From now on this rank has nothing more, until all ranks have joined."""
+        """Join: submit nothing more from this rank until all ranks have joined."""
         request = Request(_JOIN, ())
         with self._changed:
             if self._error is not None:
@@ -96,7 +100,7 @@ class Engine:
         return request
 
     def wait(self, request: Request) -> Any:
-        """Wait until the request is over. Its result; what went wrong is raised."""
+        """Wait until the request is over, and return its result. Raises the request's error."""
         if not request.done():
             thread = threading.get_ident()
             with self._changed:
@@ -110,7 +114,7 @@ class Engine:
         return request.wait()
 
     def close(self) -> None:
-        """End it, and leave the group. Requests that are under way end with CommAborted."""
+        """Stop the engine, and leave the group. Pending requests raise CommAborted."""
         with self._changed:
             self._closing = True
             is_idle = not self._requests and self._join is None
@@ -138,7 +142,7 @@ class Engine:
             self._group.abort()
 
     def _has_work(self) -> bool:
-        """Wait until there is a request. False when the engine is to end."""
+        """Wait until there is a request. Return False when the engine must stop."""
         with self._changed:
             while not self._requests and self._join is None and not self._closing:
                 self._changed.wait()
@@ -167,7 +171,9 @@ class Engine:
             return Message([each.call for each in new], self._join is not None, self._awaited_key())
 
     def _awaited_key(self) -> Key | None:
-        """What the main thread waits for, if all threads wait that have ever called anything."""
+        """Return the key that the main thread waits for, if all threads that made calls are
+        waiting.
+        """
         waiting = {caller for caller, each in self._waiting.items() if not each.done()}
         alive = {each.ident for each in threading.enumerate()}
         if self._callers & alive - waiting:
@@ -190,7 +196,7 @@ class Engine:
         except BaseException as problem:
             if request is not None:
                 request.fail(problem)
-            if not isinstance(problem, TypeError | ValueError):  # those are all ranks' alike
+            if not isinstance(problem, TypeError | ValueError):  # all ranks raise these
                 raise
         else:
             if request is not None:
@@ -205,7 +211,7 @@ class Engine:
         request.finish(self._group.global_rank(last))
 
     def _fail_all(self) -> None:
-        """Every rank waits for another: all requests end with an error, and the engine goes on."""
+        """Fail all requests, as every rank waits for another one, and keep the engine running."""
         error = self._table.stuck_error(self._group.rank)
         with self._changed:
             requests = [*self._requests.values(), *([self._join] if self._join else [])]
@@ -216,7 +222,7 @@ class Engine:
             request.fail(error)
 
     def _pause(self) -> None:
-        """No rank has anything new: let the others compute, for longer and longer."""
+        """Pause while no rank has anything new, longer each time, so that others can compute."""
         now = time.monotonic()
         self._idle_since = self._idle_since or now
         idle = now - self._idle_since

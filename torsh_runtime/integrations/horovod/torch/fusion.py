@@ -1,4 +1,4 @@
-"""Gradients of an optimizer, put together in flat memory so that few operations reduce them all."""
+"""Combines an optimizer's gradients in flat memory, so that few operations reduce them all."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_MEBIBYTES = 64.0
 
 
 class Bucket:
-    """Gradients that are reduced together."""
+    """Holds gradients that are reduced together."""
 
     def __init__(self, name: str, flat: Tensor, parameters: Sequence[Tensor]) -> None:
         self.name = name
@@ -37,15 +37,14 @@ class Bucket:
         }
         only = self.views[parameters[0]]
         self.whole = only if len(parameters) == 1 and only.is_contiguous() else flat
-        """What is reduced: in the shape of the gradient, if it is one."""
+        """The tensor to reduce, in the gradient's shape if there is only one."""
         self.missing = {*parameters}
         self.sent: tuple[Any, Any] | None = None
-        """The handle of the reduction, and what decompresses its result."""
+        """The handle of the reduction, and the context to decompress its result."""
 
     @torch.no_grad()
     def put(self, parameter: Tensor) -> None:
-        """Copy the parameter's gradient to its place, unless it lies there; zeros if there is
-        none."""
+        """Copy the parameter's gradient to its place unless it is there; zeros if there is none."""
         view, gradient = self.views[parameter], parameter.grad
         self.missing.discard(parameter)
         if gradient is None:
@@ -57,7 +56,7 @@ class Bucket:
 
     @torch.no_grad()
     def take(self, compression: type[Compressor]) -> None:
-        """Wait for the result, if it was sent, and make it the parameters' gradients."""
+        """Wait for the result, if it was sent, and set it as the parameters' gradients."""
         self.missing = {*self.views}
         if self.sent is None:
             return
@@ -71,11 +70,11 @@ class Bucket:
 
 
 class Fusion:
-    """The gradients of an optimizer's parameters, in buckets that are the same on all ranks.
+    """Holds an optimizer's gradients in buckets that are the same on all ranks.
 
-    Which parameters are reduced is known when the first gradient of a step comes: those that want
-    gradients then. If they have changed, buckets are made anew when all gradients are there.
-    Sparse gradients are in no bucket.
+    The reduced parameters are those that require gradients when the first gradient of a step is
+    ready. If they have changed, new buckets are made once all gradients are ready. Sparse gradients
+    are in no bucket.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Fusion:
         compression: type[Compressor],
         sparse_as_dense: bool,
     ) -> None:
-        """options: arguments of the reductions."""
+        """Take the parameters with their names. `options`: arguments of the reductions."""
         self._names, self._options, self._compression = names, options, compression
         self._process_set: ProcessSet = options["process_set"]
         self._name = f"optimizer {self._process_set.number('optimizer')}"
@@ -100,7 +99,9 @@ class Fusion:
         self._is_open = False
 
     def come(self, parameter: Tensor) -> None:
-        """The parameter's gradient is complete. Reduce its bucket if that is."""
+        """Record that a parameter's gradient is complete, and reduce its bucket if that is
+        complete.
+        """
         self._open()
         bucket, gradient = self._bucket_of.get(parameter), parameter.grad
         if bucket is not None:
@@ -111,8 +112,10 @@ class Fusion:
             self._gather(parameter, gradient)
 
     def finish(self) -> None:
-        """Wait until the gradients of all parameters are reduced. What went wrong is raised when
-        nothing is under way any more."""
+        """Wait until the gradients of all parameters are reduced.
+
+        Errors are raised once no operation is under way.
+        """
         self._open()
         try:
             self._send_rest()
@@ -123,7 +126,7 @@ class Fusion:
     def _send_rest(self) -> None:
         for parameter in self._members:
             if parameter in self._sparse and parameter not in self._gathering:
-                self._gather(parameter, _no_rows(parameter))  # other ranks may have used it
+                self._gather(parameter, _no_rows(parameter))  # another rank may have used it
         if not self._buckets:
             self._lay([each for each in self._members if each not in self._sparse])
         for bucket in self._buckets:
@@ -148,14 +151,14 @@ class Fusion:
             raise error
 
     def _open(self) -> None:
-        """A step's first gradient comes: have buckets for those that are to come."""
+        """Prepare buckets for the gradients to come, at the first gradient of a step."""
         if self._is_open:
             return
         self._is_open = True
         members = [each for each in self._names if each.requires_grad]
         dense = [each for each in members if each not in self._sparse]
         engine = self._process_set.engine
-        if engine is not self._engine:  # of another init()
+        if engine is not self._engine:  # init() was called again
             self._engine = engine
             self._memory.clear()
             self._forget_buckets()
@@ -167,7 +170,7 @@ class Fusion:
         self._buckets, self._bucket_of = [], {}
 
     def _lay(self, parameters: Sequence[Tensor]) -> None:
-        """Make buckets of them, in the order in which backward passes usually reach them."""
+        """Make buckets of parameters, in the order in which backward passes usually reach them."""
         found = [_gradient(each) for each in parameters]
         limit = limit_of(
             _MOST_MEBIBYTES if self._is_elementwise() else 0.0,
@@ -188,7 +191,7 @@ class Fusion:
         return Bucket(name, memory[span.start : span.end], members)
 
     def _memory_of(self, kind: Kind, elements: int) -> Tensor:
-        """Memory of the set's ranks for so many elements."""
+        """Return memory for `elements` elements, shared by the set's ranks if it is on the CPU."""
         dtype, device, _ = kind
         known = self._memory.get((dtype, device))
         if known is None or known.numel() < elements:
@@ -206,7 +209,7 @@ class Fusion:
         return made
 
     def _is_elementwise(self) -> bool:
-        """Whether compression of several gradients at once is that of each."""
+        """Return whether compressing several gradients at once is the same as compressing each."""
         return self._compression in (Compression.none, Compression.fp16)
 
     def _send_complete(self, bucket: Bucket) -> None:
@@ -228,7 +231,7 @@ def _gradient(parameter: Tensor) -> Gradient:
 
 
 def _no_rows(parameter: Tensor) -> Tensor:
-    """A sparse gradient of rows, of which there are none."""
+    """Return a sparse gradient without rows."""
     indices = torch.empty(1, 0, dtype=torch.int64, device=parameter.device)
     values = torch.empty(0, *parameter.shape[1:], dtype=parameter.dtype, device=parameter.device)
     return torch.sparse_coo_tensor(indices, values, parameter.shape)

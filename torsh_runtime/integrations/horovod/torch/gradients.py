@@ -1,4 +1,4 @@
-"""The operations that gradients flow through."""
+"""Provides the operations through which gradients flow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Tensors = Sequence[Tensor]
 
 
 class _Differentiable(torch.autograd.Function):
-    """`run` gives results, and `pull` the inputs' gradients from those of the results."""
+    """Calls `run` for results and, in the backward pass, `pull` for the inputs' gradients."""
 
     @staticmethod
     def forward(
@@ -54,10 +54,13 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """The reduction of all ranks' tensors, by op (default: their average). Gradients are reduced
-    in the same way.
+    """Reduce all ranks' tensors by `op` (default: Average), and return the result.
 
-    name: what ranks' calls are matched by; None is the how-manieth call without a name.
+    Gradients are reduced in the same way.
+
+    name: matches the calls of different ranks; None matches unnamed calls by their order.
+    compression: is used for the tensor that is sent.
+    prescale_factor, postscale_factor: multiply the tensor before and after the reduction.
     """
     how: dict[str, Any] = {
         "average": average,
@@ -85,7 +88,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """allreduce() of each of the tensors, as one operation."""
+    """Do allreduce() for each tensor, as one operation."""
     how: dict[str, Any] = {
         "average": average,
         "op": op,
@@ -105,8 +108,10 @@ def grouped_allreduce(
 def allgather(
     tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """All ranks' tensors one behind the other along the first dimension, whose size may differ
-    from rank to rank. Gradients are averaged over ranks."""
+    """Concatenate all ranks' tensors along the first dimension, whose size may differ by rank.
+
+    Gradients are averaged over ranks.
+    """
     (gathered,) = _apply(
         lambda: [synchronize(hvd.allgather_async(tensor, name, process_set))],
         partial(_own_rows, [tensor], process_set),
@@ -118,7 +123,7 @@ def allgather(
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """allgather() of each of the tensors, as one operation."""
+    """Do allgather() for each tensor, as one operation."""
     gathered = _apply(
         lambda: synchronize(hvd.grouped_allgather_async(tensors, name, process_set)),
         partial(_own_rows, tensors, process_set),
@@ -128,7 +133,7 @@ def grouped_allgather(
 
 
 def _own_rows(tensors: Tensors, process_set: ProcessSet, gradients: Tensors) -> Tensors:
-    """This rank's rows of the gradients' averages."""
+    """Return this rank's rows of the averaged gradients."""
     reduced = grouped_allreduce(gradients, op=Average, process_set=process_set)
     counts = torch.tensor([[each.shape[0] for each in tensors]])
     rows = synchronize(hvd.allgather_async(counts, process_set=process_set))
@@ -145,7 +150,10 @@ def broadcast(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor:
-    """Rank root_rank's tensor. Its gradient there is the average over ranks, elsewhere 0."""
+    """Return rank root_rank's tensor.
+
+    Its gradient is the average over ranks on that rank, and 0 on others.
+    """
 
     def pull(gradients: Tensors) -> Tensors:
         reduced = allreduce(gradients[0], op=Average, process_set=process_set)
@@ -165,8 +173,11 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The rows that all ranks have sent to this one. With `splits`, how many of the tensor's rows
-    go to each rank, it returns how many came from each, too."""
+    """Send rows of the tensor to all ranks, and return the rows that they have sent to this one.
+
+    With `splits`, the number of rows for each rank, also return how many came from each rank.
+    Without it all ranks get equally many.
+    """
     received: list[int] = []
 
     def run() -> Tensors:
@@ -176,7 +187,7 @@ def alltoall(
 
     def pull(gradients: Tensors) -> Tensors:
         back = alltoall(gradients[0], received, process_set=process_set)[0]
-        missing = tensor.shape[0] - back.shape[0]  # rows that were sent to nobody
+        missing = tensor.shape[0] - back.shape[0]  # rows that were not sent
         return [torch.cat([back, back.new_zeros(missing, *back.shape[1:])]) if missing else back]
 
     (output,) = _apply(run, pull, [tensor])
@@ -195,7 +206,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """This rank's rows of the reduction of all ranks' tensors. Gradients are gathered."""
+    """Return this rank's rows of the reduction of all ranks' tensors.
+
+    Gradients are gathered.
+    """
     sent, context = compression.compress(tensor)
     how: dict[str, Any] = {
         "op": op,
@@ -220,7 +234,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """reducescatter() of each of the tensors, as one operation."""
+    """Do reducescatter() for each tensor, as one operation."""
     sent, contexts = zip(*map(compression.compress, tensors), strict=True)
     how: dict[str, Any] = {
         "op": op,

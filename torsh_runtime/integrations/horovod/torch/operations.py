@@ -1,4 +1,4 @@
-"""The operations that all ranks of a set have called, carried out in their group."""
+"""Carries out operations that all ranks of a set have called, in their process group."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _REDUCTIONS = {
     "Product": ReduceOp.PRODUCT,
 }
 _WITH_JOINED = ("allreduce", "barrier", "shared_memory")
-"""What can be carried out though some ranks have joined."""
+"""Operations that can be carried out even if some ranks have joined."""
 
 
 class Operations:
-    """Carries out one operation after the other. All ranks call it with the same ones."""
+    """Carries out operations one after the other. All ranks call it with the same operations."""
 
     def __init__(self, group: ProcessGroup, make_gpu_group: Callable[[int], ProcessGroup]) -> None:
-        """As Engine's."""
+        """Take the groups of Engine.__init__()."""
         self._host_group = group
         self._make_gpu_group = make_gpu_group
         self._gpu_group: ProcessGroup | None = None
@@ -45,14 +45,19 @@ class Operations:
             self._gpu_group.close()
 
     def refusal(self, matched: Matched, joined: Sequence[int]) -> CommMismatch | None:
-        """The error that ranks raise for an operation that ranks take no part in that joined."""
+        """Return the error if the operation cannot be carried out without the joined ranks, or
+        None.
+        """
         rank, call = next(iter(matched.calls.items()))
         if call.kind in _WITH_JOINED and call.op in ("", "Sum", "Average"):
             return None
         return CommMismatch(0, rank, str(call), joined[0], "join()")
 
     def run(self, matched: Matched, request: Request | None) -> Any:
-        """The result. request: this rank's; None if it has joined."""
+        """Carry out an operation, and return its result.
+
+        request: this rank's request; None if it has joined.
+        """
         call = next(iter(matched.calls.values()))
         if call.kind == "barrier":
             return None
@@ -78,7 +83,7 @@ class Operations:
         return results[0] if request is None or request.single else results
 
     def _exchange_objects(self, request: Request) -> Any:
-        """What was pickled on the root, or on all ranks."""
+        """Return the pickled object of the root, or the list of all ranks' pickled objects."""
         group, root = self._host_group, request.call.root
         contents: list[Any] = [request.content] * (1 if root >= 0 else group.world_size)
         if root >= 0:
@@ -90,7 +95,7 @@ class Operations:
     def _group_of(self, tensor: Tensor) -> ProcessGroup:
         if not tensor.is_cuda:
             return self._host_group
-        torch.cuda.set_device(tensor.device)  # of this thread
+        torch.cuda.set_device(tensor.device)  # for this thread
         if self._gpu_group is None:
             self._gpu_group = self._make_gpu_group(tensor.device.index)
         return self._gpu_group
@@ -140,7 +145,7 @@ class Operations:
     def _alltoall(
         self, group: ProcessGroup, tensor: Tensor, _: int, calls: dict[int, Call], __: bool
     ) -> tuple[Tensor, list[int]]:
-        """The rows that came, and how many came from each rank."""
+        """Return the received rows, and how many came from each rank."""
         sent = calls[group.rank].splits
         received = [calls[rank].splits[group.rank] for rank in range(group.world_size)]
         output = tensor.new_empty((sum(received), *tensor.shape[1:]))
@@ -150,20 +155,20 @@ class Operations:
 
 
 def _shared(operand: Operand, group: ProcessGroup) -> Tensor:
-    """Memory of the group's ranks for such a tensor."""
+    """Return a tensor like `operand` in memory that the group's ranks share."""
     dtype = getattr(torch, operand.dtype)
     nbytes = math.prod(operand.shape) * dtype.itemsize
     return torch.from_numpy(empty_shared(nbytes, "uint8", group)).view(dtype)
 
 
 def _zeros(operand: Operand) -> Tensor:
-    """What a rank contributes that has joined."""
+    """Return the contribution of a rank that has joined."""
     dtype = getattr(torch, operand.dtype)
     return torch.zeros(operand.shape, dtype=dtype, device=operand.device)
 
 
 def _scale(tensor: Tensor, factor: float) -> None:
-    """Multiply in place; of integers the product is cut to an integer."""
+    """Multiply in place. Products of integers are truncated to integers."""
     if factor == 1.0:
         return
     if tensor.is_floating_point() or tensor.is_complex():

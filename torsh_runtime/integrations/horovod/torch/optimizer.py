@@ -1,4 +1,4 @@
-"""DistributedOptimizer: an optimizer of torch whose steps are the same on all ranks."""
+"""Defines DistributedOptimizer, which makes an optimizer's steps the same on all ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Tensor = torch.Tensor
 if TYPE_CHECKING:
     _Base = torch.optim.Optimizer
 else:
-    _Base = object  # the class of the optimizer comes behind it
+    _Base = object  # the optimizer's own class follows it among the bases
 
 
 def DistributedOptimizer(  # noqa: N802  (Horovod's name for it)
@@ -44,16 +44,20 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name for it)
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The optimizer, as one of its own class whose gradients are reduced over ranks.
+    """Return an optimizer of the same class whose gradients are reduced over ranks.
 
-    A gradient's reduction begins when it is complete, in any order. step() waits for all of them;
-    so does synchronize(), for who changes gradients before `with optimizer.skip_synchronize():
-    optimizer.step()`. With op=Adasum each rank makes its own step, and these are combined.
+    The reduction of a gradient starts when it is complete, in any order. step() waits for all of
+    them; so does synchronize(), for programs that change gradients before `with
+    optimizer.skip_synchronize(): optimizer.step()`. With op=Adasum each rank makes its own step,
+    and the steps are combined.
 
-    named_parameters: the names that ranks' gradients are matched by; None: their order.
-    backward_passes_per_step: so many backward passes come before each step.
+    named_parameters: the names by which gradients of different ranks are matched; None: their
+        order.
+    backward_passes_per_step: the number of backward passes before each step.
     gradient_predivide_factor: divides before the sum; the rest of the average's division follows.
     num_groups, groups: have no effect. sparse_as_dense: reduces sparse gradients as dense ones.
+
+    Raises ConfigError for arguments that do not fit.
     """
     if backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
@@ -64,7 +68,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name for it)
     kind = _AdasumOptimizer if is_adasum else _AveragingOptimizer
     made: Any = object.__new__(type(base.__name__, (kind, base), {}))
     kept = {name: each for name, each in vars(optimizer).items() if name != "step"}
-    vars(made).update(kept)  # a scheduler may have put a `step` of its own there
+    vars(made).update(kept)  # without the `step` that a scheduler may have put there
     made._options = {"op": op, "process_set": process_set}
     if gradient_predivide_factor != 1.0:
         factor = gradient_predivide_factor
@@ -77,7 +81,7 @@ def DistributedOptimizer(  # noqa: N802  (Horovod's name for it)
 
 
 class _AveragingOptimizer(_Base):
-    """Reduces gradients while the backward pass goes on."""
+    """Reduces gradients while the backward pass is running."""
 
     _options: dict[str, Any]
     _compression: type[Compressor]
@@ -100,7 +104,7 @@ class _AveragingOptimizer(_Base):
             self._watch()
 
     def _watch(self) -> None:
-        """Hear of the gradients of parameters that want some."""
+        """Register hooks on parameters that require gradients."""
         for parameter in self._names:
             if parameter.requires_grad and parameter not in self._watched:
                 self._watched.add(parameter)
@@ -108,7 +112,7 @@ class _AveragingOptimizer(_Base):
                 register(self._count)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As the optimizer's. The gradients of these parameters are reduced, too."""
+        """Add a parameter group, and reduce the gradients of its parameters, too."""
         super().add_param_group(param_group)
         for parameter in self.param_groups[-1]["params"]:
             self._names[parameter] = f"parameter {len(self._names)}"
@@ -117,12 +121,12 @@ class _AveragingOptimizer(_Base):
             self._watch()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """From now on so many backward passes come before each step."""
+        """Set the number of backward passes before each step from now on."""
         self.backward_passes_per_step = passes
         self._passes = dict.fromkeys(self._names, 0)
 
     def _count(self, parameter: Tensor) -> None:
-        """A backward pass has given the parameter's gradient."""
+        """Count a backward pass that has given the parameter's gradient."""
         if parameter in self._complete:
             raise AssertionError(
                 f"{self._names[parameter]} has had {self.backward_passes_per_step} backward "
@@ -147,7 +151,7 @@ class _AveragingOptimizer(_Base):
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Within the block step() does not reduce gradients: synchronize() has done so."""
+        """Keep step() from reducing gradients in this block, as synchronize() has done so."""
         self._skips = True
         try:
             yield
@@ -155,7 +159,7 @@ class _AveragingOptimizer(_Base):
             self._skips = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As the optimizer's, once all gradients are reduced."""
+        """Step the optimizer once all gradients are reduced."""
         if not self._skips:
             if self._is_synchronized:
                 warnings.warn(
@@ -168,7 +172,7 @@ class _AveragingOptimizer(_Base):
         return super().step(closure)
 
     def zero_grad(self, *arguments: Any, **named: Any) -> None:
-        """As the optimizer's."""
+        """Reset the optimizer's gradients. Raises AssertionError while they are being reduced."""
         if self._complete:
             raise AssertionError(
                 "zero_grad() was called while gradients are reduced: call step() or synchronize() "
@@ -177,8 +181,10 @@ class _AveragingOptimizer(_Base):
         super().zero_grad(*arguments, **named)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As the optimizer's, once gradients are reduced that are complete. Backward passes are
-        counted anew."""
+        """Load the optimizer's state once complete gradients are reduced.
+
+        Backward passes are counted from zero again.
+        """
         if self._complete:
             self.synchronize()
         self._passes = dict.fromkeys(self._names, 0)
@@ -187,7 +193,7 @@ class _AveragingOptimizer(_Base):
 
 
 class _AdasumOptimizer(_Base):
-    """Makes a step on each rank, and combines the steps."""
+    """Makes a step on each rank, and combines these steps."""
 
     _options: dict[str, Any]
     _compression: type[Compressor]
@@ -199,18 +205,18 @@ class _AdasumOptimizer(_Base):
             raise ConfigError("op=Adasum combines the steps of all ranks: leave process_set out")
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Makes no difference: what is combined are steps."""
+        """Set the number, which has no effect, as Adasum combines steps."""
         self.backward_passes_per_step = passes
 
     def synchronize(self) -> None:
-        """Nothing: gradients stay each rank's own."""
+        """Do nothing: each rank keeps its own gradients."""
 
     def skip_synchronize(self) -> Any:
-        """AssertionError: there is nothing to skip."""
+        """Raise AssertionError: there is nothing to skip."""
         raise AssertionError("op=Adasum combines steps, and not gradients: call step() alone")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """As the optimizer's, combined with the other ranks' steps."""
+        """Step the optimizer, and combine the step with the other ranks' steps."""
         parameters = [each for each in self._names if each.requires_grad]
         before = [each.detach().clone() for each in parameters]
         loss = super().step(closure)
@@ -228,7 +234,7 @@ class _AdasumOptimizer(_Base):
 def _names(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, Tensor]] | None
 ) -> dict[Tensor, str]:
-    """The optimizer's parameters with their names. ConfigError if these do not fit."""
+    """Return the optimizer's parameters with their names. Raises ConfigError for wrong names."""
     own = [each for group in optimizer.param_groups for each in group["params"]]
     if named is None:
         return {each: f"parameter {number}" for number, each in enumerate(own)}

@@ -1,4 +1,4 @@
-"""What this rank has asked for, and what became of it."""
+"""Represents this rank's requests and their results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Tensor = torch.Tensor
 
 
 class Request:
-    """A call with its tensors. It is the handle that asynchronous functions return.
+    """Represents a call with its tensors. Asynchronous functions return it as their handle.
 
-    Its tensors must not be changed, and results not be read, before it is done.
+    Before it is done, its tensors must not be changed and its results must not be read.
     """
 
     def __init__(
@@ -28,8 +28,11 @@ class Request:
         single: bool = True,
         content: bytes = b"",
     ) -> None:
-        """in_place: whether results take the place of `tensors`. single: whether the result is a
-        tensor, and not a list of them. content: a pickled object, of calls without tensors."""
+        """Take a call and its tensors.
+
+        in_place: whether results replace `tensors`. single: whether the result is a tensor, not a
+            list of tensors. content: a pickled object, for calls without tensors.
+        """
         self.call = call
         self.tensors = tensors
         self.content = content
@@ -41,26 +44,26 @@ class Request:
         self._ready = _record_event(tensors)
 
     def done(self) -> bool:
-        """Whether it is over, well or not."""
+        """Return whether the request has succeeded or failed."""
         return self._over.is_set()
 
     def finish(self, result: Any) -> None:
-        """It went well."""
+        """Record the result."""
         self._result = result
         self._over.set()
 
     def fail(self, error: BaseException) -> None:
-        """It went wrong."""
+        """Record the error."""
         self._error = error
         self._over.set()
 
     def wait_for_tensors(self) -> None:
-        """Wait until the GPU has written what the tensors hold."""
+        """Wait until the GPU has written the tensors."""
         if self._ready is not None:
             self._ready.synchronize()
 
     def wait(self) -> Any:
-        """Wait until it is over. The result; what went wrong is raised."""
+        """Wait until the request is over, and return its result or raise its error."""
         self._over.wait()
         if self._error is not None:
             raise self._error
@@ -68,7 +71,7 @@ class Request:
 
 
 def operand(tensor: Tensor) -> Operand:
-    """A tensor, as other ranks hear of it. TypeError for one that is not dense."""
+    """Return a tensor's description for other ranks. Raises TypeError if it is not dense."""
     if tensor.layout is not torch.strided:
         raise TypeError(
             f"a {tensor.layout} tensor cannot take part: make it dense with to_dense(), or use "

@@ -1,4 +1,4 @@
-"""Who takes part: init(), shutdown(), ranks, and sets of ranks."""
+"""Manages the ranks that take part: init(), shutdown(), ranks, and process sets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torsh_runtime.launchers import completed
 
 
 class ProcessSet:
-    """Some of the ranks, which call operations together."""
+    """Represents some of the ranks, which call operations together."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         try:
@@ -42,26 +42,32 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
     def size(self) -> int | None:
-        """The number of its ranks; None before it is added."""
+        """Return the number of ranks in the set; None before it is added."""
         return None if self.process_set_id is None else len(self.ranks or ())
 
     def rank(self) -> int | None:
-        """This process's rank in the set; None before it is added. ValueError if it is not in."""
+        """Return this process's rank in the set; None before it is added.
+
+        Raises ConfigError if it is not in the set.
+        """
         return None if self.process_set_id is None else self.place(rank())
 
     def included(self) -> bool:
-        """Whether this process is in it."""
+        """Return whether this process is in the set."""
         return rank() in (self.ranks or ())
 
     def place(self, global_rank: int) -> int:
-        """The rank in the set of a rank of hvd.rank(). ConfigError if it is not in."""
+        """Return a global rank's rank in the set. Raises ConfigError if it is not in the set."""
         if self.ranks is None or global_rank not in self.ranks:
             raise ConfigError(f"rank {global_rank} is not in the set of ranks {self.ranks}")
         return self.ranks.index(global_rank)
 
     @property
     def engine(self) -> Engine:
-        """What carries out its operations. ConfigError if there is none for this process."""
+        """Return the engine that carries out the set's operations.
+
+        Raises ConfigError if there is none in this process.
+        """
         _world()
         if self._engine is None:
             reason = (
@@ -74,11 +80,11 @@ class ProcessSet:
         return self._engine
 
     def name(self, kind: str) -> str:
-        """A name for a call without one: such calls match by their order."""
+        """Return a name for a call without one. Such calls are matched by their order."""
         return f"{kind}.noname.{self.number(kind)}"
 
     def number(self, kind: str) -> int:
-        """How many of this kind there are by now, with this one."""
+        """Count one more call of this kind, and return the count."""
         self._unnamed[kind] += 1
         return self._unnamed[kind]
 
@@ -104,7 +110,7 @@ class _Place(NamedTuple):
 
 
 class _World:
-    """All that there is between init() and shutdown()."""
+    """Holds everything that exists between init() and shutdown()."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
@@ -138,15 +144,15 @@ class _World:
 
 
 global_process_set = ProcessSet([])
-"""All ranks."""
-_current: list[_World] = []  # one, between init() and shutdown()
+"""The set of all ranks."""
+_current: list[_World] = []  # has one element between init() and shutdown()
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Meet all ranks. Calling it again has no effect before shutdown().
+    """Connect to all ranks. Calling it again before shutdown() has no effect.
 
-    comm: must be None, or all ranks. process_sets: sets to be made now; "dynamic" makes none, and
-    add_process_set() can be called in either case.
+    comm: must be None, or all ranks. process_sets: sets to create now; "dynamic" creates none, and
+        add_process_set() can be called in either case. Raises ConfigError for anything else.
     """
     if _current:
         return
@@ -166,59 +172,59 @@ def shutdown() -> None:
     """Leave the other ranks. A rank that still needs this one gets PeerLost."""
     atexit.unregister(shutdown)
     world = _current.pop() if _current else None
-    if world is not None and world.pid == os.getpid():  # and not in a fork, at its end
+    if world is not None and world.pid == os.getpid():  # not when a forked process exits
         world.close()
 
 
 def is_initialized() -> bool:
-    """Whether init() has been called, and shutdown() not since."""
+    """Return whether init() has been called, without shutdown() since."""
     return bool(_current)
 
 
 def rank() -> int:
-    """This process's rank."""
+    """Return the rank of this process."""
     return _world().rank
 
 
 def size() -> int:
-    """The number of ranks."""
+    """Return the number of ranks."""
     return _world().size
 
 
 def local_rank() -> int:
-    """This process's rank among those of its node."""
+    """Return this process's rank on its node."""
     return _world().place.local_rank
 
 
 def local_size() -> int:
-    """The number of ranks of this node."""
+    """Return the number of ranks on this node."""
     return _world().place.local_size
 
 
 def cross_rank() -> int:
-    """This node's number among the nodes that have a rank with this process's local_rank()."""
+    """Return this node's number among the nodes that have a rank with this local_rank()."""
     return _cross_nodes().index(_world().place.node_rank)
 
 
 def cross_size() -> int:
-    """The number of nodes that have a rank with this process's local_rank()."""
+    """Return the number of nodes that have a rank with this process's local_rank()."""
     return len(_cross_nodes())
 
 
 def is_homogeneous() -> bool:
-    """Whether all nodes have the same number of ranks."""
+    """Return whether all nodes have the same number of ranks."""
     return len({each.local_size for each in _world().places}) == 1
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Make the set. All ranks call this, in the same order."""
+    """Create the set, and return it. All ranks call this, in the same order."""
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     _world().add(made)
     return made
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Dissolve the set; whether there was one. All its ranks call this."""
+    """Dissolve the set, and return whether it existed. All its ranks call this."""
     world = _world()
     if process_set is global_process_set or process_set not in world.sets:
         return False
@@ -228,32 +234,32 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def mpi_built() -> bool:
-    """False: MPI is not used."""
+    """Return False: MPI is not used."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """False: MPI is not used."""
+    """Return False: MPI is not used."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """ConfigError: MPI is not used."""
+    """Raise ConfigError: MPI is not used."""
     raise ConfigError("mpi_threads_supported(): MPI is not used here (mpi_enabled() is False)")
 
 
 def gloo_built() -> bool:
-    """True: there are collectives without MPI on CPUs, which are torsh_runtime's own."""
+    """Return True: torsh_runtime has its own collectives on CPUs without MPI."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """True, as gloo_built()."""
+    """Return True, like gloo_built()."""
     return True
 
 
 def nccl_built() -> int:
-    """NCCL's version, such as 22304, where torch has it and torsh_runtime can use it; else 0."""
+    """Return NCCL's version, such as 22304, if torch and torsh_runtime can use it; else 0."""
     if not (torch.cuda.is_available() and is_available(BackendType.NCCL)):
         return 0
     version: Any = torch.cuda.nccl.version
@@ -262,27 +268,27 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Whether torch has been built with CUDA."""
+    """Return whether torch was built with CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """False: ROCm is not supported."""
+    """Return False: ROCm is not supported."""
     return False
 
 
 def ddl_built() -> bool:
-    """False: IBM's library is not used."""
+    """Return False: IBM's library is not used."""
     return False
 
 
 def ccl_built() -> bool:
-    """False: Intel's library is not used."""
+    """Return False: Intel's library is not used."""
     return False
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """ConfigError: there are no such timelines."""
+    """Raise ConfigError: Horovod's timelines are not supported."""
     raise ConfigError(
         "start_timeline() is not supported: `torshctl trace` writes a trace of all ranks' "
         "collectives, of a job that runs or has ended"
@@ -290,7 +296,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """ConfigError, as start_timeline()."""
+    """Raise ConfigError, like start_timeline()."""
     start_timeline("")
 
 
@@ -309,7 +315,7 @@ def _cross_nodes() -> list[int]:
 def _make_default_group() -> ProcessGroup:
     if "RANK" in completed(os.environ):
         return init_process_group()
-    return init_process_group(rank=0, world_size=1)  # a program that was started without a launcher
+    return init_process_group(rank=0, world_size=1)  # the program was started without a launcher
 
 
 def _environment(own_rank: int, world_size: int) -> WorkerEnv:
