@@ -41,25 +41,45 @@ def init_process_group(
     pg_options: None = None,
     device_id: object = None,
 ) -> ProcessGroup:
-    """Create the default group and return it. The arguments have torch.distributed's order.
+    """Create the default group, and return it.
 
-    backend: "native", "nccl", "mpi", "gloo" or "single", or one for each kind of device, such as
-        "cpu:native,cuda:nccl": then the backend of an operation's arrays carries it out, and the
-        CPUs' backend carries out barriers and operations on objects. None selects single for one
-        rank, otherwise native, or where that cannot be used gloo or mpi, whichever rank 0 has. The
-        reason is logged under "torsh_runtime". All backends also work with one rank.
-    init_method: None or "env://" reads the variables that torshrun or srun set, or torchrun or
-        mpiexec on one node, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand;
-        "tcp://host:port" requires rank and world_size here. Without torshrun rank 0 serves the
-        store.
-    timeout: seconds (or a timedelta) for each operation, and for connecting to the other ranks; the
-        default is 1800.
-    store, pg_options: must be None. group_name: is ignored. device_id: the GPU that becomes this
-        thread's current one, by number or as torch's device; backend None then selects nccl.
+    The arguments are in torch.distributed's order. With one rank everything works as with several.
+    Why a backend was chosen is logged under "torsh_runtime".
 
-    Raises ConfigError for invalid arguments or environment, or backends that differ between ranks;
-    BackendUnavailable; StoreError when the store cannot be reached; CommTimeout, which names the
-    ranks that did not connect.
+    Args:
+        backend: "native", "nccl", "mpi", "gloo" or "single", or one for each kind of device, such
+            as "cpu:native,cuda:nccl": then an operation goes to the one that serves its arrays, and
+            barriers and objects to the one of the CPUs. None is single with one rank, otherwise
+            native or, where that cannot be used, what rank 0 has of gloo and mpi.
+        init_method: None or "env://" reads what torshrun set, or torchrun or mpiexec on one node,
+            or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by hand; "tcp://host:port" needs
+            `rank` and `world_size`. Without torshrun rank 0 serves the store.
+        timeout: Seconds or a timedelta, for each operation and for the rendezvous, at most 30 days;
+            None is 1800 seconds.
+        world_size: The number of ranks; -1 is what the environment says.
+        rank: This process's rank; -1 is what the environment says.
+        store: Must be None.
+        group_name: Makes no difference.
+        pg_options: Must be None.
+        device_id: The GPU that becomes this thread's current one, by number or as torch's device;
+            without `backend` that is then nccl.
+
+    Returns:
+        The default group.
+
+    Raises:
+        ConfigError: For wrong arguments or environment, if the default group exists, or if backends
+            differ from rank to rank.
+        BackendUnavailable: If the backend is unknown or cannot be used here.
+        StoreError: If the store cannot be reached.
+        CommTimeout: If ranks did not come in time; it names them.
+
+    Example:
+        ```python
+        tr.init_process_group(timeout=600)  # seconds
+        tr.all_reduce(gradient)
+        tr.destroy_process_group()
+        ```
     """
     if has_default_group():
         raise ConfigError("the process group exists already: call destroy_process_group() first")
@@ -89,10 +109,22 @@ def init_process_group(
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
-    """Leave the group; None: the default group and all groups that were created from its ranks.
+    """Leave a group.
 
-    A peer that still needs this rank gets PeerLost. Raises ConfigError if there is no default
-    group.
+    A peer that still needs this rank gets PeerLost.
+
+    Args:
+        group: The group; None is the default group, with all groups that were made of its ranks.
+
+    Raises:
+        ConfigError: If `group` is None and there is no default group.
+
+    Example:
+        ```python
+        tr.init_process_group()
+        tr.barrier()
+        tr.destroy_process_group()
+        ```
     """
     leaving = group or default_group()
     try:
@@ -104,10 +136,21 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
 
 
 def get_store() -> Store:
-    """Return the store of the default group's job, for the program's own keys: see Store.
+    """Return the store of the default group's job, for keys of the program's own; see Store.
 
-    It exists until the default group is destroyed; the next group's store is empty. Its timeout is
-    the group's. Raises ConfigError without a default group, StoreError if the store is gone.
+    It exists until the default group is destroyed, and is empty for the next. Its timeout is the
+    group's.
+
+    Raises:
+        ConfigError: If there is no default group.
+        StoreError: If the store is gone.
+
+    Example:
+        ```python
+        store = tr.get_store()
+        store.set(f"host/{tr.get_rank()}", socket.gethostname())
+        store.get("host/0")  # waits for rank 0
+        ```
     """
     group = default_group()
     if not isinstance(group, JobGroup):
@@ -116,12 +159,27 @@ def get_store() -> Store:
 
 
 def serve_store(address: str) -> HostedStore:
-    """Serve a store at "host:port" (port 0: a free one) until it is closed or this process ends.
+    """Serve a store for groups that are configured over it; see ProcessGroup.configure().
 
-    It runs in a thread, and is for groups that are configured over it: see
-    ProcessGroup.configure(). If TORSH_SECRET is set, only processes that know it are accepted;
-    otherwise this user's processes of this host, and any process that reaches the port from a
-    different host. Raises ConfigError for an invalid address, StoreError if it is in use.
+    It runs in a thread until it is closed or this process ends. If TORSH_SECRET is set, only those
+    who know it are let in; otherwise this user's processes on this host, and whoever reaches the
+    port from a different host.
+
+    Args:
+        address: "host:port"; port 0 is a free one.
+
+    Returns:
+        The store, whose close() ends it.
+
+    Raises:
+        ConfigError: If `address` is not an address.
+        StoreError: If the address is not free.
+
+    Example:
+        ```python
+        with tr.serve_store("0.0.0.0:29600"):
+            wait_for_the_job()
+        ```
     """
     from torsh_runtime.store.hosted import HostedStore  # loads asyncio, which few workers need
 
@@ -135,17 +193,35 @@ def shrink_group(
     shrink_flags: int = 0,
     pg_options: None = None,
 ) -> ProcessGroup:
-    """Create a group of the remaining ranks of `group` and return it.
+    """Create a group of the other ranks of `group`, which may have failed.
 
-    `ranks_to_exclude` are ranks in `group`. The remaining ranks call this function, the excluded
-    ones do not. They only need to be alive: `group` may have failed.
+    The ranks that stay call it; these only have to be alive. The excluded ones do not call it. Of
+    the default group it makes a new default group, in which ranks count from 0 again; the old one
+    and all that was made of it are left. A different group stays unchanged. A job without torshrun
+    cannot do without rank 0, which serves its store.
 
-    Shrinking the default group creates a new default group, whose ranks are numbered from 0 again;
-    the old one and all groups created from it are left. Any other group remains as it is.
+    Args:
+        ranks_to_exclude: Ranks of `group`, as the group's own, at least one.
+        group: The process group; None is the default group.
+        shrink_flags: 1 aborts the group first (torch's SHRINK_ABORT), so that operations of its
+            other threads end; otherwise 0.
+        pg_options: Must be None.
 
-    shrink_flags: 1 aborts the group first (torch's SHRINK_ABORT), so that operations in its other
-    threads end. pg_options must be None. Raises ConfigError for ranks that cannot be excluded, and
-    what new_group raises. Without torshrun rank 0 cannot be excluded, since it serves the store.
+    Returns:
+        The new group.
+
+    Raises:
+        ConfigError: For ranks that cannot be excluded, and as in new_group.
+        BackendUnavailable: As in new_group.
+        CommTimeout: If ranks that stay did not come; it names them.
+
+    Example:
+        ```python
+        try:
+            tr.all_reduce(gradient)
+        except tr.PeerLost as error:
+            tr.shrink_group([error.rank])
+        ```
     """
     check_no_options(pg_options)
     old = group or default_group()

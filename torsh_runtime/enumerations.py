@@ -53,11 +53,20 @@ PATHS = ("shared memory", "network", "both", "nccl", "mpi", "gloo")
 
 
 class ReduceOp(IntEnum):
-    """Selects how the values of the ranks are combined, as in torch.distributed.
+    """Selects how values of different ranks become one, as in torch.distributed.
 
     Integers wrap around on overflow; bool counts as one bit: SUM and MAX are OR, PRODUCT and MIN
     are AND. AVG and PREMUL_SUM are for numbers, MIN and MAX not for complex ones, BAND, BOR and
-    BXOR for integers and bool. Other combinations raise TypeError.
+    BXOR for integers and bool.
+
+    Raises:
+        TypeError: From an operation, for a dtype that the reduction is not defined for.
+
+    Example:
+        ```python
+        tr.all_reduce(gradient, tr.ReduceOp.AVG)
+        tr.all_reduce(loss, tr.ReduceOp.PREMUL_SUM(0.5))
+        ```
     """
 
     SUM = 0
@@ -65,20 +74,22 @@ class ReduceOp(IntEnum):
     """The sum divided by the world size; integers round towards zero."""
     PRODUCT = 2
     MIN = 3
-    """NaN if any rank has NaN, as numpy.minimum."""
+    """The smallest value; NaN if any rank has NaN, as numpy.minimum."""
     MAX = 4
-    """NaN if any rank has NaN, as numpy.maximum."""
+    """The largest value; NaN if any rank has NaN, as numpy.maximum."""
     BAND = 5
     BOR = 6
     BXOR = 7
     PREMUL_SUM = 8
-    """The sum of the ranks' values, each times its rank's factor: ReduceOp.PREMUL_SUM(factor).
-    Floating point only."""
+    """Sum of each rank's values times its own factor: ReduceOp.PREMUL_SUM(factor). Floating
+    point only.
+    """
 
     def __call__(self, factor: float) -> PremulSum:
         """Return the reduction PREMUL_SUM with this rank's factor.
 
-        Raises TypeError for all other reductions.
+        Raises:
+            TypeError: For the other reductions.
         """
         if self is not ReduceOp.PREMUL_SUM:
             raise TypeError(f"ReduceOp.{self.name} takes no factor; PREMUL_SUM does")
@@ -86,21 +97,35 @@ class ReduceOp(IntEnum):
 
 
 class PremulSum(NamedTuple):
-    """Represents the reduction PREMUL_SUM with this rank's factor."""
+    """Represents the reduction PREMUL_SUM with this rank's factor.
+
+    Example:
+        ```python
+        tr.all_reduce(gradient, tr.PremulSum(1 / tr.get_world_size()))
+        ```
+    """
 
     factor: float
+    """The number that this rank's values are multiplied by before the sum."""
 
 
 REDUCTIONS = tuple(ReduceOp.__members__)
 
 
 class CommunicationStrategy(StrEnum):
-    """Selects how ranks of several nodes carry out collectives."""
+    """Selects how ranks of several nodes carry out collectives.
+
+    Example:
+        ```python
+        ring = tr.CommunicationStrategy.RING  # or "ring"
+        mesh = tr.init_device_mesh((2, 4), ("dp", "tp"), comm_strategy=ring)
+        ```
+    """
 
     ADAPTIVE = "adaptive"
-    """Choose by size, and hierarchically where a node has several ranks; the default."""
+    """Chosen by size, and hierarchical where a node has several ranks; the default."""
     STANDARD = "standard"
-    """Send everything to one rank, and from there to all."""
+    """Sent to a single rank by all, and from there to all."""
     RING = "ring"
     TREE = "tree"
     HIERARCHICAL = "hierarchical"

@@ -31,12 +31,25 @@ def record() -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
 def record(
     fn: Callable[P, R] | None = None, /
 ) -> Callable[P, R | None] | Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Decorate a script's main function, so that an exception that leaves it is written to a file.
+    """Decorate a script's main function so that its exception is written to the error file.
 
-    The file is the one that TORCHELASTIC_ERROR_FILE names, if it is set; the exception propagates
-    unchanged. Use it as @record or @record(). As in torch, SystemExit is not written, and with code
-    0 it becomes a return of None; KeyboardInterrupt is not written either. torshrun writes the
-    exceptions that end a program without this decorator, too; other launchers need it.
+    The exception is written to the file that TORCHELASTIC_ERROR_FILE names, if it is set, and
+    propagates unchanged. As in torch, SystemExit is not an exception to be written, and with code 0
+    it becomes a return of None; KeyboardInterrupt is not written either. torshrun does this without
+    it, too, for what ends the program; other launchers need it.
+
+    Args:
+        fn: The function; without it, a decorator is returned.
+
+    Returns:
+        The function that records.
+
+    Example:
+        ```python
+        @tr.record
+        def main() -> None:
+            train()
+        ```
     """
     return _recorded if fn is None else _recorded(fn)
 

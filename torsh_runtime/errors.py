@@ -20,12 +20,22 @@ class Blame(NamedTuple):
 
 
 class TorshError(Exception):
-    """Base class of all errors that torshrun and torsh_runtime raise on purpose.
+    """Represents everything that torshrun and torsh_runtime raise on purpose.
 
-    All of them can be pickled and copied, since some are passed between processes.
+    All of them can be pickled and copied, as what comes out of other processes must be.
 
-    Attributes: blame (what it reports about other ranks; None if nothing), members (for each rank
-    of the group its rank in the launched job, -1 for a rank of a different job; () if unknown).
+    Attributes:
+        blame: What it says of other ranks; None if nothing.
+        members: The ranks in the launched job of the group's ranks, in their order, -1 for one of a
+            different job; () if that is not known.
+
+    Example:
+        ```python
+        try:
+            tr.init_process_group()
+        except tr.TorshError as error:
+            print(error)
+        ```
     """
 
     blame: Blame | None = None
@@ -33,7 +43,18 @@ class TorshError(Exception):
 
 
 class ConfigError(TorshError, ValueError):
-    """Reports wrong options, environment variables or arguments; nothing was started."""
+    """Reports that the caller's options, environment or arguments are wrong; nothing was started.
+
+    It is a ValueError, too.
+
+    Example:
+        ```python
+        try:
+            tr.init_process_group("single")
+        except tr.ConfigError as error:
+            print(error)  # backend 'single' is for one rank; world_size is 4
+        ```
+    """
 
 
 def disagreement(
@@ -49,11 +70,31 @@ def disagreement(
 
 
 class StoreError(TorshError):
-    """Reports that the key-value store refused a request or cannot be reached."""
+    """Reports that the key-value store refused a request or cannot be reached.
+
+    Example:
+        ```python
+        try:
+            tr.get_store().set("step", "7")
+        except tr.StoreError:
+            print("the store is gone")
+        ```
+    """
 
 
 class StoreTimeout(StoreError, TimeoutError):
-    """Reports that the store did not answer, or a key did not appear, within the timeout."""
+    """Reports that the store did not answer, or a key did not appear, within the time given.
+
+    It is a TimeoutError, too.
+
+    Example:
+        ```python
+        try:
+            store.wait(["ready"], timeout=10)
+        except tr.StoreTimeout as error:
+            print(error)  # names the missing keys
+        ```
+    """
 
 
 class RendezvousError(TorshError):
@@ -73,13 +114,32 @@ class WorkerFailed(TorshError):
 
 
 class CheckpointError(TorshError):
-    """Reports that a checkpoint is missing, damaged or does not fit the program."""
+    """Reports that a checkpoint is missing, damaged or does not fit.
+
+    Example:
+        ```python
+        try:
+            checkpointer.load(state)
+        except tr.CheckpointError as error:
+            print(error)
+        ```
+    """
 
 
 class BackendUnavailable(TorshError):
     """Reports that a backend or optional feature cannot be used on this machine.
 
-    Attributes: feature (its name), remedy (the command or step that makes it available).
+    Attributes:
+        feature: The feature's name.
+        remedy: The command or step that makes it available.
+
+    Example:
+        ```python
+        try:
+            tr.init_process_group("nccl")
+        except tr.BackendUnavailable as error:
+            print(error.remedy)
+        ```
     """
 
     def __init__(self, feature: str, remedy: str) -> None:
@@ -92,14 +152,26 @@ class BackendUnavailable(TorshError):
 
 
 class PipelineError(TorshError, RuntimeError):
-    """Reports that a stage of a pipeline raised an error, or that its input did not come.
+    """Reports that a stage of a pipeline raised, or that what it waits for did not come.
 
-    All ranks of the pipeline raise it, and their group cannot be used afterwards.
+    All ranks of the pipeline raise it, and their group is dead.
 
-    Attributes: rank (the stage's rank in the pipeline's group), stage, microbatch (None if it
-    concerns none), step (such as "F5", or "F5 waits for F5 of stage 0 of rank 0"), reason (what
-    went wrong there), place (that rank's place in the job, "rank 3, pp 1, tp 1"; "" if it has no
-    other name).
+    Attributes:
+        rank: The rank whose stage it was, in the pipeline's group.
+        stage: The stage's number.
+        microbatch: The microbatch's number; None if it was none.
+        step: The step, such as "F5", or "F5 waits for F5 of stage 0 of rank 0".
+        reason: What went wrong there.
+        place: The rank's name, such as "rank 3, pp 1, tp 1"; "" if it has no other name.
+
+    Example:
+        ```python
+        try:
+            loss = pipeline.step(batch, target)
+        except tr.PipelineError as error:
+            print(f"stage {error.stage} failed: {error.reason}")
+            raise
+        ```
     """
 
     def __init__(
@@ -122,20 +194,43 @@ class PipelineError(TorshError, RuntimeError):
 
 
 class CommError(TorshError, RuntimeError):
-    """Reports that a collective did not complete.
+    """Reports that a collective or message did not complete.
 
-    Its process group cannot be used afterwards; a new one may be created in the same process.
+    The process group it happened in is dead afterwards; a new one may be created in the same
+    process. With `async_op` the Work's `wait()` raises it.
+
+    Example:
+        ```python
+        try:
+            tr.all_reduce(gradient)
+        except tr.CommError:
+            tr.destroy_process_group()
+            raise
+        ```
     """
 
 
 class PeerLost(CommError):
-    """Reports that a different rank died or left the group while this one needed it.
+    """Reports that a rank died or left the group while this one needed it.
 
-    Attributes: rank (the lost rank), op (the operation of this rank), sequence (the number of the
-    operation in the group, from 1; 0 for messages and while the group is created), detail (how the
-    rank was lost, if more is known than that its process has ended), group (the group of the rank,
-    such as "axis tp"; "" if the group's ranks are those of the job), name (the rank's name in the
-    job, such as "rank 5, pp 1, tp 1"; "" if it has no other name).
+    Attributes:
+        rank: The rank that was lost.
+        op: What this rank was doing.
+        sequence: Which operation of the group it was, counted from 1; 0 for messages and while the
+            group is created.
+        detail: What became of the rank, where more is known than that its process has ended.
+        group: The group that the rank's number is of, such as "axis tp"; "" if ranks of the group
+            are those of the job.
+        name: The rank's name in the job, such as "rank 5, pp 1, tp 1"; "" if it has no other name.
+
+    Example:
+        ```python
+        try:
+            tr.barrier()
+        except tr.PeerLost as error:
+            print(f"rank {error.rank} was lost in {error.op}")
+            raise
+        ```
     """
 
     def __init__(
@@ -160,11 +255,21 @@ class PeerLost(CommError):
 
 
 class GradientError(TorshError, RuntimeError):
-    """Reports that a backward pass gave gradients that the ranks could not average.
+    """Reports that a backward pass did not give gradients that ranks could average.
 
     All ranks raise it, and none has changed its parameters.
 
-    Attributes: problems (what was wrong, by rank).
+    Attributes:
+        problems: What was wrong, by rank.
+
+    Example:
+        ```python
+        try:
+            loss(model(batch)).backward()
+        except tr.GradientError as error:
+            print(error.problems)
+            raise
+        ```
     """
 
     def __init__(self, problems: Mapping[int, str]) -> None:
@@ -177,10 +282,23 @@ class GradientError(TorshError, RuntimeError):
 
 
 class CommTimeout(CommError, TimeoutError):
-    """Reports that a collective exceeded its deadline.
+    """Reports that an operation passed its deadline. It is a TimeoutError, too.
 
-    Attributes: op, sequence, seconds (the timeout), missing (ranks that had not arrived),
-    detail (further text about them).
+    Attributes:
+        op: The operation.
+        sequence: Which operation of the group it was, counted from 1; 0 for messages.
+        seconds: The timeout.
+        missing: The ranks that had not arrived; () if that is not known.
+        detail: What else the text says of them.
+
+    Example:
+        ```python
+        try:
+            tr.barrier(timeout=30)
+        except tr.CommTimeout as error:
+            print("missing ranks:", error.missing)
+            raise
+        ```
     """
 
     def __init__(
@@ -210,16 +328,38 @@ class CommTimeout(CommError, TimeoutError):
 
 
 class CommAborted(CommError):
-    """Reports that the group was aborted on purpose, by this process or by a peer."""
+    """Reports that the group was aborted on purpose, by this process or by a peer.
+
+    Example:
+        ```python
+        work = tr.all_reduce(gradient, async_op=True)
+        tr.group.WORLD.abort()
+        work.wait()  # raises CommAborted, unless the operation was complete
+        ```
+    """
 
     blame = Blame("lost")
 
 
 class CommMismatch(CommError):
-    """Reports that two ranks called different operations, or the same one with different arguments.
+    """Reports that two ranks called different operations, or one with different arguments.
 
-    Attributes: sequence, rank and call (of this rank), other_rank and other_call, detail (further
-    text about these ranks).
+    Attributes:
+        sequence: Which operation of the group it was, counted from 1.
+        rank: This rank.
+        call: This rank's call.
+        other_rank: A rank whose call was different.
+        other_call: That rank's call.
+        detail: What else the text says of these ranks.
+
+    Example:
+        ```python
+        try:
+            tr.all_reduce(gradient)
+        except tr.CommMismatch as error:
+            print(f"rank {error.other_rank} called {error.other_call}")
+            raise
+        ```
     """
 
     def __init__(

@@ -145,9 +145,19 @@ def number_of(group: str) -> int:
 
 
 def report_step(step: int) -> None:
-    """Report to torshrun the training step of this worker, for its report if the job hangs.
+    """Report the training step of this worker to torshrun, for its report if the job hangs.
 
-    `step` counts from 0. Works with and without a process group; without torshrun it does nothing.
+    It works with and without a process group; without torshrun it does nothing.
+
+    Args:
+        step: The number of the step, from 0.
+
+    Example:
+        ```python
+        for step, batch in enumerate(batches):
+            tr.report_step(step)
+            train(batch)
+        ```
     """
     page = own_page()
     if page is not None:

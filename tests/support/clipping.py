@@ -16,8 +16,7 @@ from support.tensor_parallel import kit
 import torsh_runtime as tr
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.parallel.pipeline import PipelineParallel
-from torsh_runtime.parallel.verification.batches import share_of
-from torsh_runtime.parallel.verification.place import Place
+from torsh_runtime.parallel.verification.placing import Place, share_of
 
 
 def _trained(spread: Any, build: Any, sizes: dict[str, int], over: tuple[str, ...]) -> Any:

@@ -30,10 +30,8 @@ import torsh_runtime as tr
 from torsh_runtime import optim
 from torsh_runtime.framework.models import trained_parameters
 from torsh_runtime.parallel.pipeline import PipelineParallel
-from torsh_runtime.parallel.verification.batches import share_of
-from torsh_runtime.parallel.verification.place import Place
-from torsh_runtime.parallel.verification.recording import array_of
-from torsh_runtime.parallel.verification.spreading import Spread, taken
+from torsh_runtime.parallel.verification.placing import Place, share_of
+from torsh_runtime.parallel.verification.recording import Spread, array_of, taken
 
 STEPS, SCALE = 5, 1024.0
 BROKEN = 2

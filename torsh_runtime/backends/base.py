@@ -30,16 +30,31 @@ from torsh_runtime.store.base import Entry
 
 
 class Envelope(NamedTuple):
-    """A message that has come, and that nobody has received."""
+    """Describes a message that has arrived and that nobody has received; see probe().
+
+    Example:
+        ```python
+        found = tr.probe()
+        print(f"{found.num_bytes} bytes from rank {found.source} with tag {found.tag}")
+        ```
+    """
 
     source: int
-    """The rank it comes from."""
+    """The rank that it comes from."""
     tag: int
+    """The tag that its sender gave."""
     num_bytes: int
+    """The message's size in bytes."""
 
 
 class BackendType(StrEnum):
-    """The backends by name."""
+    """Names the backends that carry out a group's operations.
+
+    Example:
+        ```python
+        tr.init_process_group(tr.BackendType.NATIVE)  # or "native"
+        ```
+    """
 
     NATIVE = "native"
     """Shared memory within a node, TCP between nodes, in C++; the default on CPUs."""
@@ -50,7 +65,7 @@ class BackendType(StrEnum):
     GLOO = "gloo"
     """PyTorch's Gloo."""
     SINGLE = "single"
-    """World size 1: nothing to communicate."""
+    """A world size of 1: there is nothing to communicate."""
 
 
 class ByDevice(NamedTuple):
@@ -128,7 +143,7 @@ class Backend(Operations):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks in the group."""
         return self._world_size
 
     @property
@@ -165,7 +180,7 @@ class Backend(Operations):
     def all_reduce_coalesced(
         self, arrays: Sequence[object], op: Reduce, timeout: float, async_op: bool = False
     ) -> list[Work]:
-        """Reduce each of the arrays in place, where that gains anything several as one."""
+        """Reduce each of the arrays in place; several become one operation where that is faster."""
         return [self.all_reduce(array, op, timeout, async_op) for array in arrays]
 
     def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
@@ -207,8 +222,11 @@ class Backend(Operations):
         return False
 
     def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
-        """Call what makes several collectives. With `async_op` perhaps on a thread of the group's,
-        in the order of the operations that were begun; what it raises, Work.wait raises."""
+        """Call what makes several collectives, and return its Work.
+
+        With `async_op` that may be on a thread of the group's, in the order of the operations that
+        were begun. What it raises, Work.wait raises.
+        """
         call()
         return COMPLETED
 

@@ -1,4 +1,4 @@
-"""Values that come later, and what is to be done with them then, as torch.futures.Future."""
+"""Provides values that are set later, with callbacks, as torch.futures.Future."""
 
 from __future__ import annotations
 
@@ -25,10 +25,18 @@ around_waits = _AroundWaits()
 
 
 class Future:
-    """A value that set_result() or set_exception() gives it once, from any thread.
+    """Holds a value that set_result() or set_exception() sets once, from any thread.
 
     No thread belongs to it: callbacks run on the thread that completes it, or at once on the
     caller's if it is complete.
+
+    Example:
+        ```python
+        future = tr.Future()
+        doubled = future.then(lambda done: 2 * done.value())
+        future.set_result(21)
+        doubled.wait()  # 42
+        ```
     """
 
     def __init__(self) -> None:
@@ -47,8 +55,18 @@ class Future:
     def wait(self, timeout: float | timedelta | None = None) -> Any:
         """Wait for the future and return its value.
 
-        `timeout` is in seconds or a timedelta; None waits without limit, as the one that completes
-        the future has a deadline. Raises the future's error, or TimeoutError after `timeout`.
+        Args:
+            timeout: Seconds or a timedelta; None waits without limit, as the one that completes the
+                future has a deadline.
+
+        Raises:
+            TimeoutError: If `timeout` has passed.
+            BaseException: The error that the future was completed with.
+
+        Example:
+            ```python
+            value = tr.rpc.rpc_async("worker1", evaluate).wait(timeout=10)
+            ```
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if not self._is_complete and not self._waited(seconds):
@@ -65,7 +83,12 @@ class Future:
             return over.wait(None if is_endless else seconds)
 
     def value(self) -> Any:
-        """Return the value or raise the error. Raises RuntimeError if the future has neither."""
+        """Return the value, without waiting.
+
+        Raises:
+            RuntimeError: If the future is not complete.
+            BaseException: The error that the future was completed with.
+        """
         if not self.done():
             raise RuntimeError("the future is not complete: wait() for it first")
         if self._error is not None:
@@ -73,7 +96,20 @@ class Future:
         return self._value
 
     def add_done_callback(self, callback: Callback) -> None:
-        """Call `callback(self)` when it is complete. What the callback raises is logged."""
+        """Call `callback(self)` when it is complete.
+
+        It is called on the thread that completes the future, or at once if it is complete. What it
+        raises is logged.
+
+        Args:
+            callback: The function.
+
+        Example:
+            ```python
+            future = tr.rpc.rpc_async("worker1", evaluate)
+            future.add_done_callback(lambda done: print(done.value()))
+            ```
+        """
         with self._lock:
             if not self._is_complete:
                 self._callbacks.append(callback)
@@ -81,7 +117,17 @@ class Future:
         self._call(callback)
 
     def then(self, callback: Callback) -> Future:
-        """Return a future of what `callback(self)` returns or raises once this one is complete."""
+        """Return a future of what `callback(self)` returns or raises once this one is complete.
+
+        Args:
+            callback: The function.
+
+        Example:
+            ```python
+            future = tr.rpc.rpc_async("worker1", evaluate)
+            doubled = future.then(lambda done: 2 * done.value())
+            ```
+        """
         chained = Future()
         self.add_done_callback(lambda _: chained.complete_by(callback, self))
         return chained
@@ -107,15 +153,35 @@ class Future:
         return self.value()
 
     def set_result(self, value: Any) -> None:
-        """Give it its value. RuntimeError if it is complete already."""
+        """Complete the future with a value.
+
+        Raises:
+            RuntimeError: If it is complete already.
+        """
         self._complete(value, None)
 
     def set_exception(self, error: BaseException) -> None:
-        """Let it fail. RuntimeError if it is complete already."""
+        """Complete the future with `error`, which wait() and value() then raise.
+
+        Raises:
+            RuntimeError: If it is complete already.
+
+        Example:
+            ```python
+            future = tr.Future()
+            future.set_exception(ValueError("no data"))
+            future.wait()  # raises ValueError
+            ```
+        """
         self._complete(None, error)
 
     def complete_by(self, callback: Callback, of: Future) -> None:
-        """Give it what `callback(of)` returns or raises."""
+        """Complete the future with what `callback(of)` returns or raises.
+
+        Args:
+            callback: The function.
+            of: The future that is its argument.
+        """
         try:
             value = callback(of)
         except BaseException as error:
@@ -143,7 +209,7 @@ class Future:
 
 
 class WorkFuture(Future):
-    """The future of an operation: its value is the list of arrays that hold the result."""
+    """Represents the future of an operation: its value is the list of arrays with the result."""
 
     def __init__(self, work: Work) -> None:
         super().__init__()

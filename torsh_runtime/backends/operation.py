@@ -127,20 +127,24 @@ class Operations(ABC):
     def all_to_all(
         self, outputs: object, inputs: object, timeout: float, async_op: bool = False
     ) -> Work:
-        """Send inputs[r] to rank r's outputs[own rank]. Both are arrays, or both are lists, whose
-        sizes may differ from pair to pair."""
+        """Send inputs[r] to rank r's outputs[own rank].
+
+        Both are arrays, or both are lists, whose sizes may differ from pair to pair.
+        """
         return self.run(Op("all_to_all", outputs, inputs), timeout, async_op)
 
     def barrier(self, timeout: float, async_op: bool = False) -> Work:
-        """Return when every rank has called it."""
+        """Wait until every rank has called it."""
         return self.run(Op("barrier"), timeout, async_op)
 
     def send(
         self, array: object, dst: int, tag: int, timeout: float, async_op: bool = False
     ) -> Work:
-        """Send to one rank; complete when the array may be changed again. Messages with the same
-        tag arrive in order. Unreceived ones up to 64 KiB for each pair of ranks never block; in a
-        node of more than 32 ranks it is less, 16 KiB with 64."""
+        """Send to one rank; complete when the array may be changed again.
+
+        Messages with the same tag arrive in order. Unreceived ones up to 64 KiB for each pair of
+        ranks never block; in a node of more than 32 ranks it is less, 16 KiB with 64.
+        """
         return self.run(Op("send", None, array, dst, tag=tag), timeout, async_op)
 
     def recv(
@@ -151,8 +155,11 @@ class Operations(ABC):
         timeout: float,
         async_op: bool = False,
     ) -> Work:
-        """Receive from one rank, or from any (None): Work.source is the rank it came from. So with
-        tags; backends other than native know no receiving of any tag: ValueError."""
+        """Receive from one rank, or from any (None): Work.source is the rank it came from.
+
+        The tag may be None, too, for any: Work.tag is the message's. Backends other than native
+        cannot receive messages of any tag and raise ValueError.
+        """
         return self.run(Op("recv", array, None, src, tag=tag), timeout, async_op)
 
     def send_object(

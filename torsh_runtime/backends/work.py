@@ -12,32 +12,77 @@ from torsh_runtime.errors import CommError
 
 
 class Work(ABC):
-    """A collective that was started; `wait` before using its buffers. It has the methods of
-    torch.distributed's, too.
+    """Represents an operation that was started; `wait` before using its buffers.
+
+    It has the methods of torch.distributed's Work, too.
+
+    Example:
+        ```python
+        work = tr.all_reduce(gradient, async_op=True)
+        prepare_next_batch()
+        work.wait()
+        ```
     """
 
     _outputs: Sequence[object] = ()
 
     @abstractmethod
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        """Wait until it is complete, at most `timeout`, in seconds or a timedelta (None: as long
-        as the operation's own timeout lets it run).
+        """Wait until the operation is complete, and return True.
 
-        True when it is complete. Raises the CommError it ended with, or CommTimeout when
-        `timeout` has passed: the operation is then still under way.
+        Args:
+            timeout: Seconds or a timedelta; None waits as long as the operation's own timeout lets
+                it run.
+
+        Raises:
+            CommError: If the operation failed: that error.
+            CommTimeout: If `timeout` has passed. The operation is then still in progress.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            work.wait(timeout=60)
+            ```
         """
 
     @abstractmethod
     def done(self) -> bool:
-        """Return whether the operation is over, successfully or not."""
+        """Return whether the operation is over, successfully or not.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            while not work.done():
+                compute()
+            work.wait()
+            ```
+        """
 
     @abstractmethod
     def exception(self) -> BaseException | None:
-        """Return the error it ended with; None while it is under way or if it succeeded."""
+        """Return the error that the operation ended with.
+
+        It is None while the operation is in progress or if it succeeded.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            work.add_done_callback(lambda done: print(done.exception() or "reduced"))
+            ```
+        """
 
     @abstractmethod
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        """Call `callback(self)` when it is over, on some thread, or at once if it already is."""
+        """Call `callback(self)` when the operation is over.
+
+        That is on some thread, or at once if the operation is over already.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            work.add_done_callback(lambda done: print("success:", done.is_success()))
+            ```
+        """
 
     @property
     def source(self) -> int | None:
@@ -71,7 +116,16 @@ class Work(ABC):
     def result(self) -> list[object]:
         """Return the arrays that hold the result; the list is empty for operations without one.
 
-        Raises the error the operation ended with, and RuntimeError while it is under way.
+        Raises:
+            CommError: If the operation failed: that error.
+            RuntimeError: If it is still in progress.
+
+        Example:
+            ```python
+            work = tr.all_reduce(gradient, async_op=True)
+            work.wait()
+            work.result()[0] is gradient  # True
+            ```
         """
         if not self.done():
             raise RuntimeError("the operation is still under way: wait() for it first")
@@ -79,15 +133,28 @@ class Work(ABC):
         return list(self._outputs)
 
     def get_future(self) -> Future:
-        """Return a future of `result()`. No thread waits for it unless a callback is added."""
+        """Return a future of `result()`. No thread waits for it unless a callback is added.
+
+        Example:
+            ```python
+            future = tr.all_reduce(loss, async_op=True).get_future()
+            mean = future.then(lambda done: done.value()[0].mean())
+            ```
+        """
         return WorkFuture(self)
 
     def synchronize(self) -> None:
-        """Wait for the operation, as wait() does."""
+        """Wait for the operation, as wait() does.
+
+        Raises:
+            CommError: If the operation failed: that error.
+        """
         self.wait()
 
     def block_current_stream(self) -> None:
-        """Let the current stream wait for it; on CPUs, where there is none, the caller."""
+        """Let the current stream wait for the operation; on CPUs, which have no streams, the
+        caller.
+        """
         self.wait()
 
     def source_rank(self) -> int:
@@ -101,7 +168,7 @@ class Work(ABC):
 
 
 class CompletedWork(Work):
-    """Work that was over when the call returned."""
+    """Represents an operation that was over when the call returned."""
 
     def __init__(self, source: int | None = None) -> None:
         self._source = source
@@ -132,7 +199,7 @@ COMPLETED = CompletedWork()
 
 
 class FailedWork(CompletedWork):
-    """Work that had failed when the call returned."""
+    """Represents an operation that had failed when the call returned."""
 
     def __init__(self, error: CommError) -> None:
         super().__init__()

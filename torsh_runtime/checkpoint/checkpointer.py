@@ -29,10 +29,19 @@ from torsh_runtime.transitions import Machine
 
 @dataclass(frozen=True)
 class Loaded:
-    """Holds the result of Checkpointer.load()."""
+    """Holds the result of Checkpointer.load().
+
+    Example:
+        ```python
+        loaded = checkpointer.load(state)
+        first_step = loaded.step if loaded else 0
+        ```
+    """
 
     step: int
+    """The step of the checkpoint."""
     path: Path
+    """The checkpoint's directory."""
     values: dict[str, Any]
     """Plain values of the checkpoint, by name: those that no object with load_state_dict() took."""
     passed_over: tuple[str, ...]
@@ -42,19 +51,20 @@ class Loaded:
 class Checkpointer:
     """Saves and loads checkpoints of a training run in a directory that all ranks can access.
 
-        checkpointer = tr.checkpoint.Checkpointer("checkpoints", keep_last=3)
-        state = {"model": model, "optimizer": optimizer, "sampler": sampler}
-        loaded = checkpointer.load(state)
-        for step in range(loaded.step if loaded else 0, steps):
-            ...
-            if step % 100 == 99:
-                checkpointer.save(step + 1, state, async_op=True)
-        checkpointer.wait()
-
     Each rank writes the tensors it has; a tensor that several ranks have is written by one of them.
     A checkpoint can be loaded on any number of ranks, by models wrapped in any way or not at all.
+    All ranks make the same calls in the same order. At the end of a `with` block it waits for the
+    last save.
 
-    All ranks make the same calls in the same order.
+    Example:
+        ```python
+        state = {"model": model, "optimizer": optimizer, "sampler": sampler}
+        with tr.checkpoint.Checkpointer("checkpoints", keep_last=3) as checkpointer:
+            loaded = checkpointer.load(state)
+            for step in range(loaded.step if loaded else 0, steps):
+                train(step)
+                checkpointer.save(step + 1, state, async_op=True)
+        ```
     """
 
     def __init__(
@@ -62,15 +72,16 @@ class Checkpointer:
     ) -> None:
         """Prepare to save to and load from `directory`. Nothing is written yet.
 
-        directory: created by the first save; only one job at a time may save to it.
+        Args:
+            directory: The directory, created by the first save; only one job at a time may save to
+                it.
+            keep_last: The number of steps whose checkpoints are kept, counting the ones saved last
+                that are complete. None keeps all.
+            process_group: The ranks that save together. None is the default group, or this process
+                alone if there is no default group.
 
-        keep_last: the number of steps whose checkpoints are kept, counting the ones saved last that
-        are complete. None keeps all.
-
-        process_group: the ranks that save together. None is the default group, or this process
-        alone if there is no default group.
-
-        Raises ConfigError if `keep_last` is below 1.
+        Raises:
+            ConfigError: If `keep_last` is below 1.
         """
         if keep_last is not None and keep_last < 1:
             raise ConfigError(f"keep_last must be 1 or more, or None to keep all, not {keep_last}")
@@ -92,18 +103,29 @@ class Checkpointer:
     def save(self, step: int, state: Mapping[str, Any], async_op: bool = False) -> None:
         """Save the state after `step` steps.
 
-        state: maps names to models, optimizers, other objects with state_dict() and
-            load_state_dict(), and plain values: numbers, strings, arrays, and lists, tuples and
-            dicts of them. Plain values are taken from rank 0. An object with state_dict() must
-            have the same state on all ranks, unless it is wrapped in PerRank or is a loader of
-            torchdata. If parameters have layouts on a mesh, put that DeviceMesh into `state`
-            too, under any name; the checkpoint can be loaded on any other mesh.
-        async_op: return once the state is copied in memory; wait() waits for the disk. An earlier
-            save that is still being written is waited for first. Old checkpoints are always
-            removed in the background.
+        Old checkpoints are always removed in the background.
 
-        Raises CheckpointError on all ranks if one of them cannot save or write its state; nothing
-        of this checkpoint remains then. Raises CommError if communication fails.
+        Args:
+            step: The number of steps, 0 or more.
+            state: Names of models, optimizers, other objects with state_dict() and
+                load_state_dict(), and plain values: numbers, strings, arrays, and lists, tuples and
+                dicts of them. Plain values are taken from rank 0. An object with state_dict() must
+                have the same state on all ranks, unless it is wrapped in PerRank or is a loader of
+                torchdata. If parameters have layouts on a mesh, put that DeviceMesh into `state`
+                too, under any name; the checkpoint can be loaded on any other mesh.
+            async_op: Whether to return once the state is copied in memory; wait() waits for the
+                disk. An earlier save that is still being written is waited for first.
+
+        Raises:
+            CheckpointError: On all ranks if one of them cannot save or write its state; nothing of
+                this checkpoint remains then.
+            ConfigError: If `step` is no such number.
+            CommError: If communication fails.
+
+        Example:
+            ```python
+            checkpointer.save(step, {"model": model, "optimizer": optimizer}, async_op=True)
+            ```
         """
         number = _step(step)
         self.wait()
@@ -135,7 +157,18 @@ class Checkpointer:
             )
 
     def wait(self) -> None:
-        """Wait until the last save is on the disk. Raises what save() would have raised."""
+        """Wait until the last save is on the disk.
+
+        Raises:
+            CheckpointError: As save() would have raised.
+            CommError: As save() would have raised.
+
+        Example:
+            ```python
+            checkpointer.save(step, state, async_op=True)
+            checkpointer.wait()
+            ```
+        """
         writing, self._writing = self._writing, None
         if writing is not None:
             with section("checkpoint.wait"):
@@ -146,15 +179,28 @@ class Checkpointer:
     ) -> Loaded | None:
         """Load the last complete checkpoint into the objects of `state`, in place.
 
-        step: the step to load. None takes the last save, even if the run had gone back to an
-            earlier step by then. If a checkpoint is damaged, a RuntimeWarning reports it and the
-            one saved before it is loaded.
+        Args:
+            state: The objects, by their names in the checkpoint, as save() takes them.
+            step: The step to load. None takes the last save, even if the run had gone back to an
+                earlier step by then. If a checkpoint is damaged, a RuntimeWarning reports it and
+                the one saved before it is loaded.
 
-        Returns the step, path and plain values, or None if there is no checkpoint at all.
+        Returns:
+            The step, path and plain values, or None if there is no checkpoint at all.
 
-        Raises CheckpointError on all ranks if all checkpoints are damaged, or if tensors differ in
-        name, shape or dtype from those of `state`, whose contents are then undefined. It is also
-        raised if there is no checkpoint and `state` holds a model that save() could not save.
+        Raises:
+            CheckpointError: On all ranks if all checkpoints are damaged, if there is none of
+                `step`, or if tensors differ in name, shape or dtype from those of `state`, whose
+                contents are then undefined; and without a checkpoint if `state` holds a model that
+                save() could not save.
+            ConfigError: If `step` is no number of steps.
+            CommError: If communication fails.
+
+        Example:
+            ```python
+            loaded = checkpointer.load({"model": model, "optimizer": optimizer})
+            first_step = loaded.step if loaded else 0
+            ```
         """
         step = None if step is None else _step(step)
         self.wait()
@@ -177,7 +223,13 @@ class Checkpointer:
         )
 
     def steps(self) -> list[int]:
-        """Return the steps that have checkpoints, the most recently saved first."""
+        """Return the steps that have checkpoints, the most recently saved first.
+
+        Example:
+            ```python
+            checkpointer.steps()  # [300, 200, 100]
+            ```
+        """
         return list(dict.fromkeys(step for step, _ in checkpoints(self._directory)))
 
     def _candidates(self, step: int | None) -> list[tuple[int, Path]]:

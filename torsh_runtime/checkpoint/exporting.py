@@ -23,14 +23,23 @@ _TORCH = (".pt", ".pth", ".bin")
 def export_state_dict(checkpoint: str | Path, file: str | Path, part: str = "model") -> None:
     """Write the whole tensors of one part of a checkpoint to a file.
 
-    The file has the names that the model's load_state_dict() expects. Its suffix decides the
-    format: ".safetensors", or ".pt", ".pth" or ".bin" as torch.save() writes. An existing file is
-    replaced once everything is written.
+    The file has the names that the model's load_state_dict() expects. An existing file is replaced
+    once everything is written.
 
-    checkpoint: the directory of one checkpoint.
+    Args:
+        checkpoint: The directory of one checkpoint.
+        file: The file, whose suffix decides the format: ".safetensors", or ".pt", ".pth" or ".bin"
+            as torch.save() writes.
+        part: The name of the part in the state that was saved.
 
-    Raises CheckpointError if the checkpoint is damaged or has no such part, and ConfigError for
-    another suffix.
+    Raises:
+        CheckpointError: If the checkpoint is damaged or has no such part.
+        ConfigError: For a different suffix.
+
+    Example:
+        ```python
+        tr.checkpoint.export_state_dict(loaded.path, "model.safetensors")
+        ```
     """
     target = Path(file)
     write = _writer(target)
@@ -51,8 +60,22 @@ def import_state_dict(
 ) -> None:
     """Create a checkpoint, which any ranks can load, from a file with a model's tensors.
 
-    torch's files are read with weights_only=True. Raises CheckpointError if the file cannot be read
-    or holds anything but tensors by name.
+    torch's files are read with weights_only=True.
+
+    Args:
+        file: The file; ".pt", ".pth" and ".bin" are torch's, others safetensors.
+        directory: The directory of the checkpoints.
+        step: The step of the checkpoint.
+        part: The name of the model in the state.
+
+    Raises:
+        CheckpointError: If the file cannot be read or holds anything but tensors by name.
+
+    Example:
+        ```python
+        tr.checkpoint.import_state_dict("model.safetensors", "checkpoints")
+        tr.checkpoint.Checkpointer("checkpoints").load({"model": model})
+        ```
     """
     source = Path(file)
     tensors = _read_torch(source) if source.suffix in _TORCH else dict(_read_tensors(source))

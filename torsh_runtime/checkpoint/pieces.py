@@ -24,7 +24,17 @@ Bytes = NDArray[np.uint8]
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Reports that a checkpoint's files do not match its manifest, or that it has no manifest."""
+    """Reports that a checkpoint's files do not match its manifest, or that it has no manifest.
+
+    Example:
+        ```python
+        try:
+            with tr.checkpoint.CheckpointReader(path) as reader:
+                reader.verify()
+        except tr.checkpoint.DamagedCheckpoint as error:
+            print(error)
+        ```
+    """
 
 
 class Span(NamedTuple):

@@ -19,13 +19,25 @@ _LONGEST_MANIFEST = 1 << 30
 
 
 class CheckpointReader(PieceReader):
-    """Reads one checkpoint. A file is opened when something in it is read."""
+    """Reads one checkpoint. A file is opened when something in it is read.
+
+    Example:
+        ```python
+        with tr.checkpoint.CheckpointReader(loaded.path) as reader:
+            print(reader.names("model/"))
+            reader.verify()
+        ```
+    """
 
     def __init__(self, path: Path) -> None:
         """Open the checkpoint at `path` and check its manifest and the sizes of its files.
 
-        Raises DamagedCheckpoint if the manifest cannot be read, or if a file is missing or has
-        another size than when it was written.
+        Args:
+            path: The checkpoint's directory, a pathlib.Path.
+
+        Raises:
+            DamagedCheckpoint: If the manifest cannot be read, or if a file is missing or does not
+                have the size that it had when it was written.
         """
         self.path, self.where = path, str(path)
         self._files: dict[str, _BlockFile] = {}
@@ -53,11 +65,30 @@ class CheckpointReader(PieceReader):
         self._files.clear()
 
     def read_file(self, file: str, start: int, target: Bytes) -> None:
-        """Fill the target: see PieceReader. Raises DamagedCheckpoint if the bytes have changed."""
+        """Fill an array with a file's bytes.
+
+        Args:
+            file: The file's name in the checkpoint.
+            start: The offset of the first byte.
+            target: An array of uint8.
+
+        Raises:
+            DamagedCheckpoint: If the bytes have changed.
+        """
         self._file(file).read(start, target)
 
     def verify(self) -> None:
-        """Read and check everything. Raises DamagedCheckpoint for the first changed file."""
+        """Read and check everything.
+
+        Raises:
+            DamagedCheckpoint: For the first changed file.
+
+        Example:
+            ```python
+            with tr.checkpoint.CheckpointReader(loaded.path) as reader:
+                reader.verify()
+            ```
+        """
         for name, told in self.manifest.files.items():
             scratch = np.empty(min(told.block, told.num_bytes), np.uint8)
             for start in range(0, told.num_bytes, told.block):

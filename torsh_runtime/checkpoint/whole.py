@@ -131,13 +131,22 @@ def whole_state_dict(
     ranks call this; one tensor at a time is collected from the ranks that have it.
     tr.save_pretrained() needs memory for one tensor only.
 
-    mesh: the mesh of layouts on modules that do not know where this rank is in it.
+    Args:
+        model: The model.
+        mesh: The mesh of layouts on modules that do not know where this rank is in it.
+        process_group: The ranks. None is the default group, or this process alone if there is no
+            default group.
 
-    process_group: the ranks. None is the default group, or this process alone if there is no
-    default group.
+    Raises:
+        ConfigError: On all ranks if a tensor cannot be made whole, or if other ranks call something
+            else.
 
-    Raises ConfigError on all ranks if a tensor cannot be made whole, or if other ranks call
-    something else.
+    Example:
+        ```python
+        tensors = tr.whole_state_dict(model, mesh)
+        if tr.get_rank() == 0:
+            torch.save(tensors, "model.pt")
+        ```
     """
     return WholeTensors(model, mesh, process_group, "tr.whole_state_dict()").state_dict()
 

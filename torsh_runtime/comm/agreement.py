@@ -1,7 +1,7 @@
-"""How ranks see, over any backend, that they mean the same: agree() is the one way.
+"""Lets ranks find out, over any backend, that they mean the same; agree() is the one way.
 
-Each rank tells a checksum of what it means to do, or of why it cannot, in one exchange of 8 bytes.
-Words are exchanged only where checksums differ. Then every rank raises the same error.
+Each rank sends a checksum of what it means to do, or of why it cannot, in one exchange of 8 bytes.
+Texts are exchanged only where checksums differ. Then every rank raises the same error.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from torsh_runtime.errors import Blame, CommError, ConfigError, TorshError, disa
 
 Value = str | Mapping[str, object]
 _MOST_BYTES = 1 << 31
-"""Of a text that ranks tell each other: a larger number of bytes is no number of bytes."""
+"""A limit of the texts that ranks exchange: a larger number cannot be a number of bytes."""
 
 
 class Said(NamedTuple):
-    """What a rank says where ranks do not all say the same."""
+    """Holds the account that a rank gives if not all ranks give the same."""
 
     what: str
     """The call that it is in; "" if it is in none that agrees."""
     problem: str
     is_own: bool
-    """Whether the problem arose on this rank, and not on one that told this one."""
+    """True if the problem arose on this rank, not on one that reported it to this one."""
     answers: list[list[str]]
     """Lines, which are compared one by one until the first that differs."""
 
 
 class Attempt:
-    """A block that may fail on some ranks, ahead of agree(): it keeps the exception, since the
-    other ranks would wait for this one. Failures of communication leave the block.
+    """Runs a block that may fail on some ranks, ahead of agree(), and keeps the exception.
 
-    Attributes: error (the last exception; None if there was none).
+    The other ranks would wait for this one if the exception left the block. Failures of
+    communication do leave it.
+
+    Attributes:
+        error: The last exception; None if there was none.
     """
 
     error: Exception | None = None
@@ -66,15 +69,21 @@ def agree(
     advice: str = "Call it alike on all ranks",
     error: type[TorshError] = ConfigError,
 ) -> None:
-    """Raise the same ConfigError on all ranks unless all are in the same call, mean the same by it
-    and have no problem. All ranks call it; it blocks, and takes one all_gather of 8 bytes if so.
+    """Raise the same ConfigError on all ranks unless all mean the same and have no problem.
 
-    what: the call, as its user knows it. value: what it is to do, in words, or several questions
-    with their answers; of one that is a list of lines the first that differs is named. str(value)
-    tells all of it, in the same words in all processes. problem: why this rank cannot go on, as an
-    Attempt keeps it; all ranks raise it as it is if it is one of this package's errors and the same
-    everywhere. advice: what to do where values differ. error: what is raised instead of ConfigError
-    for problems.
+    All ranks call it; it blocks. If all are in the same call, mean the same by it and have no
+    problem, it takes one all_gather of 8 bytes.
+
+    Args:
+        group: The ranks that are to agree.
+        what: The call, as its user knows it.
+        value: What it is to do, in words, or several questions with their answers; of an answer
+            that is a list of lines, the error names the first that differs. str(value) has all of
+            it, in the same words in all processes.
+        problem: Why this rank cannot continue, as an Attempt keeps it. All ranks raise it unchanged
+            if it is one of this package's errors and the same everywhere.
+        advice: What to do if values differ.
+        error: The error to raise instead of ConfigError for problems.
     """
     told = compared(group, what, value, problem)
     if told is not None:
@@ -87,8 +96,10 @@ def agree_in_turn(
     problem: Exception | None = None,
     advice: str = "Call it alike on all ranks",
 ) -> None:
-    """As agree() in each of several groups, one after the other: what one group finds, the ranks of
-    the next ones are told too."""
+    """Call agree() in each of several groups, in order.
+
+    What one group finds is reported to the ranks of the next ones, too.
+    """
     attempt = Attempt()
     attempt.error = problem
     for group, value in values.items():
@@ -101,8 +112,10 @@ def agree_in_turn(
 def compared(
     group: ProcessGroup, what: str, value: Value, problem: Exception | None = None
 ) -> list[Said] | None:
-    """What each rank says, by rank; None if all are in the same call, mean the same by it and have
-    no problem. See agree()."""
+    """Return the accounts of all ranks, by rank, or None if they agree; see agree().
+
+    They agree if all are in the same call, mean the same by it and have no problem.
+    """
     text = f"{what}\n{value}\n{problem!r}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     told = group.all_gather_numbers(np.frombuffer(digest, np.int64))
@@ -122,7 +135,7 @@ def complaint(
     advice: str = "",
     error: type[TorshError] = ConfigError,
 ) -> TorshError:
-    """The error of which compared() has told, the same on all ranks."""
+    """Return the error that the accounts of compared() amount to, the same on all ranks."""
     problems = {said.problem: rank for rank, said in reversed([*enumerate(told)]) if said.problem}
     if not problems:
         return _difference(group, told, advice)
@@ -150,7 +163,7 @@ def _said(what: str, value: Value, problem: Exception | None) -> Said:
 
 
 def said(error: Exception | None) -> str:
-    """What other ranks are told of an error; "" for None."""
+    """Return the text by which other ranks hear of an error, or "" for None."""
     if error is None or isinstance(error, TorshError):
         return str(error or "")
     return f"{type(error).__name__}: {error}"
@@ -166,7 +179,7 @@ def _lines(value: Value) -> list[list[str]]:
 
 
 def _read(text: str) -> Said:
-    """What a rank has told, which may be in another call than those that agree."""
+    """Parse a rank's account. That rank may be in a call that does not agree."""
     try:
         what, problem, is_own, answers = json.loads(text)
     except (ValueError, TypeError):
@@ -187,7 +200,7 @@ def _difference(group: ProcessGroup, told: Sequence[Said], advice: str) -> Confi
 
 
 def _columns(told: Sequence[Said]) -> list[list[list[str]]]:
-    """By question, what the ranks answer."""
+    """Return the ranks' answers, by question."""
     most = max(len(said.answers) for said in told)
     return [
         [said.answers[number] if number < len(said.answers) else [] for said in told]
@@ -196,7 +209,7 @@ def _columns(told: Sequence[Said]) -> list[list[list[str]]]:
 
 
 def _first(answers: Sequence[Sequence[str]]) -> list[str]:
-    """The first line that differs between ranks, by rank; [] if none does."""
+    """Return the first line that differs between ranks, by rank, or [] if none does."""
     for number in range(max(map(len, answers))):
         here = [lines[number] if number < len(lines) else "nothing more" for lines in answers]
         if len({*here}) > 1:
@@ -205,7 +218,7 @@ def _first(answers: Sequence[Sequence[str]]) -> list[str]:
 
 
 def texts_of_all(group: ProcessGroup, text: str) -> list[str]:
-    """Everyone's text, by rank. It blocks."""
+    """Return the texts of all ranks, by rank. It blocks."""
     own = np.frombuffer(text.encode(), np.uint8)
     sizes = group.all_gather_numbers(np.array([own.size], np.int64))[:, 0]
     if not 0 <= sizes.min() <= sizes.max() < _MOST_BYTES:
@@ -223,7 +236,10 @@ def texts_of_all(group: ProcessGroup, text: str) -> list[str]:
 
 
 def by_rank(lines: Sequence[str], group: ProcessGroup) -> str:
-    """Who of a group says what, as "a on rank(s) 0, 2, b on rank(s) 1": of the default group."""
+    """Return which ranks of a group say what, such as "a on rank(s) 0, 2, b on rank(s) 1".
+
+    The ranks are those of the default group.
+    """
     ranks: dict[str, list[str]] = {}
     for rank, line in zip(group.ranks, lines, strict=True):
         ranks.setdefault(line, []).append(str(rank))

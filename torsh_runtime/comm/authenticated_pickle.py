@@ -1,9 +1,9 @@
-"""Python objects as arrays of bytes, and the proof that a rank of the job has made them.
+"""Turns Python objects into arrays of bytes with a proof that a rank of the job made them.
 
 Unpickling runs what the sender chose. So each pickle carries an HMAC-SHA256 under a key of the job,
-whatever way it takes, and is not looked at unless that is right. The proof covers who sent it to
-whom, in which group, by which call and as the how-manieth of these: it is worth nothing in another
-place, in the other direction or a second time.
+whatever way it takes, and is not unpickled unless that is correct. The proof covers sender,
+receiver, group, call, and the number of the pickle among those of the same four. So it is worthless
+in a different place, in the other direction or a second time.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from torsh_runtime.store.keys import derive
 Bytes = NDArray[np.uint8]
 
 ALL = -1
-"""As a receiver: all ranks of the group."""
+"""The receiver that means all ranks of the group."""
 _NUMBER = struct.Struct("<Q")
 _HEAD = _NUMBER.size + 32
 """Bytes in front of a pickle: its number and the proof."""
 
 
 class AuthenticatedMessage(NamedTuple):
-    """What a pickle is for."""
+    """Identifies the purpose of a pickle."""
 
     group: str
     """The group's name."""
@@ -45,14 +45,14 @@ class AuthenticatedMessage(NamedTuple):
 
 
 class _Numbers:
-    """Those that have come, of numbers that mostly come in order."""
+    """Holds the received numbers of a sequence that is mostly received in order."""
 
     def __init__(self) -> None:
         self._below = 0
         self._beyond: set[int] = set()
 
     def take(self, number: int) -> bool:
-        """Whether it had not come yet."""
+        """Return whether the number is new, and note it."""
         if number < self._below or number in self._beyond:
             return False
         self._beyond.add(number)
@@ -63,10 +63,10 @@ class _Numbers:
 
 
 class AuthenticatedPickle:
-    """One rank's, for the life of its job."""
+    """Packs and unpacks the pickles of one rank, for the life of its job."""
 
     def __init__(self, secret: bytes) -> None:
-        """`secret`: what only the job's ranks know; empty is none."""
+        """Create it with the `secret` that only the job's ranks know; empty means none."""
         self._key = derive(secret, "objects")
         self._lock = threading.Lock()
         self._sent: Counter[AuthenticatedMessage] = Counter()
@@ -83,7 +83,10 @@ class AuthenticatedPickle:
             )
 
     def pack(self, value: object, letter: AuthenticatedMessage) -> Bytes:
-        """The pickled value with the proof; shape (bytes,). ConfigError as `check`."""
+        """Return the pickled value with the proof; uint8 of shape (bytes,).
+
+        Raises ConfigError as `check` does.
+        """
         self.check()
         body = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         with self._lock:
@@ -93,19 +96,22 @@ class AuthenticatedPickle:
         return np.frombuffer(bytearray(_NUMBER.pack(number) + digest + body), np.uint8)
 
     def unpack(self, packed: Bytes, letter: AuthenticatedMessage) -> Any:
-        """The counterpart of pack. CommError when the proof is wrong."""
+        """Return the value that pack() packed. Raises CommError if the proof is wrong."""
         return self.unpack_all([packed], [letter])[0]
 
     def unpack_all(
         self, packed: Sequence[Bytes], letters: Sequence[AuthenticatedMessage]
     ) -> list[Any]:
-        """The same of several. None is looked at unless the proofs of all are right."""
+        """Return several values. None is unpickled unless the proofs of all are correct.
+
+        Raises CommError if a proof is wrong, ConfigError as `check` does.
+        """
         self.check()
         bodies = [self._open(*each) for each in zip(packed, letters, strict=True)]
         return [pickle.loads(body) for body in bodies]  # noqa: S301  (of ranks, as they proved)
 
     def forget(self, group: str) -> None:
-        """No pickle of the group of this name will be packed or unpacked any more."""
+        """Forget the group of this name, whose pickles will no longer be packed or unpacked."""
         with self._lock:
             for known in (self._sent, self._received):
                 for letter in [letter for letter in known if letter.group == group]:
@@ -125,7 +131,7 @@ class AuthenticatedPickle:
         return body
 
     def _take(self, letter: AuthenticatedMessage, number: int) -> bool:
-        """Whether this is the first of the number: threads may open them in any order."""
+        """Return whether the number is new; threads may open the pickles in any order."""
         with self._lock:
             return self._received[letter].take(number)
 

@@ -1,4 +1,4 @@
-"""Backends and devices as users name them."""
+"""Interprets the names of backends and devices that users give."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ _NOT_COMPLEX = frozenset(
 
 
 def backend_type(name: str | BackendType) -> BackendKind:
-    """The backend of this name, which may stand behind its device: "cpu:native"; or one for each
-    device: "cpu:native,cuda:nccl", in any order.
+    """Return the backend of this name, or one for each kind of device.
 
-    BackendUnavailable if there is none, ConfigError for one that does not serve that device, and
-    for several of which not each has a device of its own.
+    The name may follow that of its device, as in "cpu:native". Several are "cpu:native,cuda:nccl",
+    in any order.
+
+    Raises BackendUnavailable for an unknown name, ConfigError for a backend that does not serve the
+    device and for several that do not each have a device of their own.
     """
     parts = [part.strip() for part in name.split(",")]
     kinds = [_bare_type(part) for part in parts]
@@ -54,12 +56,26 @@ def _device_of(kind: BackendType) -> str:
 
 
 def by_device(kind: BackendKind) -> dict[str, BackendType]:
-    """The devices whose arrays it takes, "cpu" and "cuda", and which backend has them."""
+    """Return the backend of each kind of device, "cpu" and "cuda", whose arrays `kind` takes."""
     return kind._asdict() if isinstance(kind, ByDevice) else {_device_of(kind): kind}
 
 
 def is_backend_available(backend: str) -> bool:
-    """Whether this process could make groups with the backend, or with all of "cpu:x,cuda:y"."""
+    """Return whether this process could create groups with the backend.
+
+    Args:
+        backend: A name such as "native" or "NCCL", in any case, or "cpu:native,cuda:nccl": then all
+            of them must be available.
+
+    Returns:
+        False also for unknown names.
+
+    Example:
+        ```python
+        backend = "nccl" if tr.is_backend_available("nccl") else "native"
+        tr.init_process_group(backend)
+        ```
+    """
     try:
         return all(map(is_available, by_device(backend_type(backend.lower())).values()))
     except (BackendUnavailable, ConfigError):
@@ -67,8 +83,21 @@ def is_backend_available(backend: str) -> bool:
 
 
 def get_default_backend_for_device(device: object) -> str:
-    """The backend for arrays on this device: "cpu", "cuda:1" or an object with such a `type`, as
-    torch's devices. ValueError for other devices.
+    """Return the name of the backend for arrays on a device.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1", or an object with such a `type`, as torch's devices.
+
+    Returns:
+        "native" or "nccl".
+
+    Raises:
+        ValueError: For other devices.
+
+    Example:
+        ```python
+        tr.init_process_group(tr.get_default_backend_for_device("cuda:0"))  # nccl
+        ```
     """
     backends = {"cpu": BackendType.NATIVE, "cuda": BackendType.NCCL}
     kind = _kind_of_device(device)
@@ -78,12 +107,22 @@ def get_default_backend_for_device(device: object) -> str:
 
 
 def supports_complex(reduceOp: ReduceOp) -> bool:  # noqa: N803  (torch's name)
-    """Whether complex numbers can be reduced by it."""
+    """Return whether a reduction is defined for complex numbers.
+
+    Args:
+        reduceOp: The reduction.
+
+    Example:
+        ```python
+        tr.supports_complex(tr.ReduceOp.SUM)  # True
+        tr.supports_complex(tr.ReduceOp.MAX)  # False
+        ```
+    """
     return reduceOp not in _NOT_COMPLEX
 
 
 def chosen_type(backend: str | BackendType | None, device_id: object) -> BackendKind | None:
-    """The backend that was named, or that the device wants; None where neither says any."""
+    """Return the backend that was named, or that the device needs; None if neither decides."""
     if backend is not None:
         return backend_type(backend)
     if device_id is None or _kind_of_device(device_id) == "cpu":
@@ -92,10 +131,13 @@ def chosen_type(backend: str | BackendType | None, device_id: object) -> Backend
 
 
 def use_device(device_id: object, kind: BackendKind | None) -> None:
-    """Make a GPU, by number or as torch's device, the current one of this thread, as a group with
-    nccl wants it, and let its streams have 32 queues, if CUDA has not been begun with and nobody
-    said otherwise; None, and a "cpu", leave it. ConfigError for others, and for a backend that uses
-    none.
+    """Make a GPU the current one of this thread, as a group with nccl needs it.
+
+    `device_id` is its number or torch's device; None and a "cpu" change nothing. Unless CUDA is in
+    use already or the user chose a number, the GPU's streams get 32 queues.
+
+    Raises ConfigError for other devices and for a backend that uses no GPU, BackendUnavailable
+    without a driver or nccl4py.
     """
     if device_id is None or (_kind_of_device(device_id) == "cpu" and kind is not BackendType.NCCL):
         return
@@ -114,11 +156,11 @@ def use_device(device_id: object, kind: BackendKind | None) -> None:
 
 
 def check_no_options(pg_options: object) -> None:
-    """ConfigError if there are any."""
+    """Raise ConfigError if there are any options."""
     if pg_options is not None:
         raise ConfigError("no backend here has pg_options: give none")
 
 
 def _kind_of_device(device: object) -> str:
-    """ "cuda" of "cuda:1"; "" of a number."""
+    """Return the kind of a device, such as "cuda" for "cuda:1", or "" for a number."""
     return "" if isinstance(device, int) else str(getattr(device, "type", device)).partition(":")[0]

@@ -1,4 +1,4 @@
-"""Operations that are launched together."""
+"""Launches several operations of a group together."""
 
 from __future__ import annotations
 
@@ -21,17 +21,32 @@ from torsh_runtime.comm.group import ProcessGroup
 
 @contextmanager
 def coalesce(group: ProcessGroup | None = None, async_op: bool = False) -> Iterator[Work]:
-    """Hold back the operations that this thread calls in the group, and launch all of them when
-    the block ends.
+    """Hold back the operations that this thread calls in the group until the block ends.
 
-        with coalesce(async_op=True) as work:
+    Then all are launched, and all_reduces in a row may be carried out as one. An exception in the
+    block launches none. Arrays of a block must not overlap, and exchanges of Python objects, scans
+    and split() cannot be held back.
+
+    Args:
+        group: The process group; None is the default group.
+        async_op: Whether to leave the block at once, with the operations in progress.
+
+    Yields:
+        The Work of all operations, which `async_op=True` returns inside, too. Without `async_op`
+            they are complete when the block has ended.
+
+    Raises:
+        ConfigError: If there is no default group.
+        RuntimeError: If the group is coalescing already.
+        CommError: If an operation fails, at the end of the block or from the Work's `wait()`.
+
+    Example:
+        ```python
+        with tr.coalesce(async_op=True) as work:
             for gradient in gradients:
-                all_reduce(gradient)
+                tr.all_reduce(gradient)
         work.wait()
-
-    The Work, which is what `async_op=True` returns inside too, is that of all of them; without
-    async_op they are complete when the block has ended. An exception in the block launches none.
-    Arrays of a block must not overlap. RuntimeError when the group is coalescing already.
+        ```
     """
     group = group or default_group()
     batch = _Batch(async_op)
@@ -49,7 +64,32 @@ def all_reduce_coalesced(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Reduce each of the arrays in place over all ranks."""
+    """Reduce each of the arrays in place over all ranks.
+
+    Args:
+        tensors: The arrays, in the same order and of the same sizes and dtypes on all ranks. They
+            must not overlap.
+        op: The reduction: a ReduceOp, or premul_sum(factor).
+        group: The process group; None is the default group.
+        async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+            operation until the Work is done.
+
+    Returns:
+        With `async_op` a Work, whose result is `tensors`; otherwise None, when all are reduced.
+
+    Raises:
+        TypeError: If an element is no array, or if `op` is not defined for its dtype.
+        ValueError: If an array is read-only.
+        RuntimeError: If it is called in a coalesce() block of the group.
+        ConfigError: If there is no default group, or if this process is not in `group`.
+        CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted, from
+            this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+    Example:
+        ```python
+        tr.all_reduce_coalesced([weight_gradient, bias_gradient], tr.ReduceOp.AVG)
+        ```
+    """
     group = group or default_group()
     with coalesce(group, async_op) as work:
         for tensor in tensors:
@@ -65,7 +105,33 @@ def all_gather_coalesced(
 ) -> Work | None:
     """Copy rank r's i-th input into output_tensor_lists[r][i], for each r and i.
 
-    ValueError unless there is a list for each rank, each as long as input_tensor_list.
+    Args:
+        output_tensor_lists: A list for each rank, in order of rank, each with an array for each
+            input.
+        input_tensor_list: This rank's arrays.
+        group: The process group; None is the default group.
+        async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+            operation until the Work is done.
+
+    Returns:
+        With `async_op` a Work, whose result is all outputs in one list; otherwise None, when they
+            are filled.
+
+    Raises:
+        TypeError: If an element is no array.
+        ValueError: Unless there is a list for each rank, each as long as `input_tensor_list`, and
+            if sizes or dtypes do not fit together.
+        RuntimeError: If it is called in a coalesce() block of the group.
+        ConfigError: If there is no default group, or if this process is not in `group`.
+        CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted, from
+            this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+    Example:
+        ```python
+        own = [np.ones(2), np.zeros(3)]
+        everyone = [[np.empty(2), np.empty(3)] for _ in range(tr.get_world_size())]
+        tr.all_gather_coalesced(everyone, own)
+        ```
     """
     group = group or default_group()
     lengths = {len(outputs) for outputs in output_tensor_lists}
@@ -84,7 +150,7 @@ def all_gather_coalesced(
 
 
 class _Recorder(Intercepting):
-    """Writes down the operations of one thread."""
+    """Records the operations of one thread."""
 
     def __init__(self, backend: Backend, batch: _Batch) -> None:
         super().__init__(backend)
@@ -99,7 +165,7 @@ class _Recorder(Intercepting):
 
 
 class _Call(NamedTuple):
-    """An operation that the batch begins."""
+    """Describes an operation that the batch begins."""
 
     backend: Backend
     op: Op
@@ -110,12 +176,12 @@ class _Call(NamedTuple):
 
 
 def _reduction(call: _Call) -> tuple[Reduce, float] | None:
-    """What calls of all_reduce have in common that may become one; None of others."""
+    """Return what calls of all_reduce must have in common to become one; None for others."""
     return (call.op.reduction, call.timeout) if call.op.kind == "all_reduce" else None
 
 
 class _Batch(Work):
-    """Operations that were written down, and then one Work for all of them."""
+    """Holds recorded operations, and then is one Work for all of them."""
 
     def __init__(self, async_op: bool) -> None:
         self._async_op = async_op
@@ -128,12 +194,13 @@ class _Batch(Work):
 
     @property
     def count(self) -> int:
-        """How many operations it has, before they are launched."""
+        """Return the number of its operations, before they are launched."""
         return len(self._calls)
 
     def launch(self) -> None:
-        """Begin all of them, reductions in a row perhaps as one. Messages cross, so none of them
-        waits before all have begun.
+        """Begin all of them; reductions in a row may become one.
+
+        Messages cross, so none of them waits before all have begun.
         """
         self._works = []
         for how, calls in groupby(self._calls, _reduction):
@@ -186,7 +253,7 @@ class _Batch(Work):
 
 
 class _Countdown:
-    """Calls `callback` at the last of so many steps, which any thread may take."""
+    """Calls `callback` at the last of `steps` steps, which any thread may take."""
 
     def __init__(self, steps: int, callback: Callable[[], None]) -> None:
         self._left = steps

@@ -1,4 +1,4 @@
-"""Messages there and others here at the same time."""
+"""Sends and receives messages at the same time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,38 @@ def sendrecv(
     group_dst: int | None = None,
     group_src: int | None = None,
 ) -> int:
-    """Send `input` to one rank and receive `output` from one, or without src and group_src from
-    any; the rank that it came from, as one of the default group. Nobody has to go first.
+    """Send `input` to one rank and receive `output` from one; no rank has to go first.
 
-    Ranks and tag are as in send and recv. To and from this rank itself it is a copy, so that a ring
-    may have one rank.
+    To and from this rank itself it is a copy, so that a ring may have one rank.
+
+    Args:
+        output: The array to fill, with the size and dtype of the message.
+        input: The array to send.
+        dst: The receiver, as a rank of the default group.
+        src: The sender, as a rank of the default group; without `group_src` either, any rank.
+        group: The process group; None is the default group.
+        tag: The tag of both messages, as in send.
+        group_dst: The receiver as a rank of `group`, instead of `dst`.
+        group_src: The sender as a rank of `group`, instead of `src`.
+
+    Returns:
+        The rank that the message came from, as one of the default group.
+
+    Raises:
+        TypeError: If an argument is no array.
+        ValueError: If not exactly one of `dst` and `group_dst` is given, if both `src` and
+            `group_src` are, if a rank is not in the group, if there is no such tag, or if sizes or
+            dtypes do not fit.
+        ConfigError: If there is no default group, or if this process is not in `group`.
+        CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted. The
+            group cannot be used afterwards.
+
+    Example:
+        ```python
+        rank, size = tr.get_rank(), tr.get_world_size()
+        left = np.empty(1)
+        tr.sendrecv(left, np.array([float(rank)]), (rank + 1) % size, (rank - 1) % size)
+        ```
     """
     group = group or default_group()
     there = root_rank(group, dst, group_dst, "dst")
@@ -57,9 +84,10 @@ def crossing(
     here: int | None,
     tag: int,
 ) -> list[Work]:
-    """Begin to receive arrays from one rank of the group, and to send others to one, which fit; in
-    this order the Work of each. Nobody has to go first: on GPUs, where a message waits for the one
-    before, all are launched together.
+    """Begin to receive arrays from one rank of the group and to send others to one.
+
+    The results are their Works, in this order. No rank has to go first: on GPUs, where a message
+    waits for the one before, all are launched together.
     """
     are_on_gpu = any(map(is_on_gpu, (*sent, *received)))
     count = len(received) + len(sent)
@@ -70,6 +98,5 @@ def crossing(
 
 
 def usual_tag(array: object, tag: int) -> int:
-    """The tag for messages that cannot be mistaken for others with the same one: 0 on GPUs, where
-    there are no tags."""
+    """Return a tag unlike those of other messages, or 0 on GPUs, where there are no tags."""
     return 0 if is_on_gpu(array) else tag

@@ -1,4 +1,4 @@
-"""A process group: a set of ranks that call collectives together."""
+"""Provides the process group: a set of ranks that call collectives together."""
 
 from __future__ import annotations
 
@@ -27,11 +27,22 @@ if TYPE_CHECKING:
 
 
 class ProcessGroup(Collectives):
-    """Collectives over one backend. See Backend for what arrays may be and what may be raised.
+    """Carries out collectives and messages among its ranks, over one backend.
 
-    Ranks in these methods are the group's own, from 0; the module-level functions take ranks of
-    the default group, as torch.distributed does. Without `async_op` an operation is complete when
-    its call returns; with it, when the Work says so. Errors name the group's own ranks too.
+    See Backend for what arrays may be and what may be raised. Ranks in these methods are the
+    group's own, from 0; the module-level functions take ranks of the default group, as
+    torch.distributed does. Without `async_op` an operation is complete when its call returns; with
+    it, when the Work says so. Errors name the group's own ranks too.
+
+    `init_process_group`, `new_group`, `split` and DeviceMesh create groups.
+
+    Example:
+        ```python
+        evens = tr.new_group(range(0, tr.get_world_size(), 2))
+        if evens.rank >= 0:
+            evens.all_reduce(gradient, tr.ReduceOp.AVG)
+            evens.close()
+        ```
     """
 
     def __init__(
@@ -42,11 +53,14 @@ class ProcessGroup(Collectives):
         name: str = "",
         session: GroupRegistry | None = None,
     ) -> None:
-        """`timeout`: how long, in seconds, an operation may take before it is CommTimeout.
+        """Create a group over a connected backend.
 
-        ranks: its members as ranks of the default group, in order; None if it is that group.
-        name: tells the job's groups apart; the same on all members.
-        session: what further groups are made from; None if none can be.
+        Args:
+            backend: This rank's end of the group.
+            timeout: Seconds that an operation may take before it raises CommTimeout.
+            ranks: The members as ranks of the default group, in order; None if it is that group.
+            name: The name that distinguishes the job's groups; the same on all members.
+            session: The registry that further groups are made from; None if none can be.
         """
         self._timeout = timeout
         self._session = self._maker = session
@@ -72,66 +86,89 @@ class ProcessGroup(Collectives):
         self._show()
 
     def _show(self) -> None:
-        """Let calls go where they are to go outside of intercepted()."""
+        """Route calls to where they go outside of intercepted()."""
         own, observe = self._own_backend, self._observe
         self._backend = seen(own if observe is None else observe(own))
 
     def show_calls(self) -> None:
-        """Who looks at all calls of this process has changed."""
+        """Update the group after the observers of this process's calls have changed."""
         if not self._interceptor:  # at whose end it is done in any case
             self._show()
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The members as ranks of the default group, in order."""
+        """Return the members as ranks of the default group, in order."""
         return self._ranks
 
     @property
     def job_ranks(self) -> Sequence[int]:
-        """The members as ranks of the launched job, which errors and reports name; -1 for who is of
-        another job, () where that is not known."""
+        """Return the members as ranks of the launched job, which errors and reports name.
+
+        The number is -1 for a rank of a different job; the result is () if the numbers are not
+        known.
+        """
         return self._own_backend.job_ranks
 
     def note_title(self, title: str) -> None:
-        """Note in the recording what people call it; "" is nothing."""
+        """Note in the recording what people call the group; an empty `title` changes nothing."""
         if title:
             self._own_backend.note_title(title)
 
     @property
     def timeout(self) -> float:
-        """Seconds that an operation may take."""
+        """Return the seconds that an operation may take."""
         return self._timeout
 
     @property
     def backend(self) -> str:
-        """The backend's name; of several "cpu:native,cuda:nccl"."""
+        """Return the backend's name, or "cpu:native,cuda:nccl" if there are several."""
         return self._backend.type.value
 
     @property
     def is_in_node(self) -> bool:
-        """Whether all its ranks are known to be on one machine."""
+        """Return whether all ranks are known to be on one machine."""
         return self._backend.facts.is_in_node
 
     @property
     def held_bytes(self) -> int:
-        """Messages of so many bytes to a rank, all together, leave their sender before they are
-        received, without a thread that brings them; 0 where that is not known."""
+        """Return how many bytes of messages to one rank are sent before they are received.
+
+        That is the total for all such messages, which leave their sender without a thread that
+        moves them. It is 0 if the number is not known.
+        """
         return self._backend.facts.held_bytes
 
     @property
     def name(self) -> str:
-        """What tells it from the job's other groups."""
+        """Return the name that distinguishes the group from the job's other groups."""
         return self._name
 
     @property
     def session(self) -> GroupRegistry:
-        """What further groups are made from. ConfigError if none can be."""
+        """Return the registry that further groups are made from.
+
+        Raises:
+            ConfigError: If no groups can be made from this one, because it has no job.
+        """
         if self._session is None:
             raise ConfigError("init_process_group() did not make this group: it has no job")
         return self._session
 
     def group_rank(self, global_rank: int) -> int:
-        """The group's rank of a rank of the default group. ValueError if it is no member."""
+        """Return the rank in the group of a rank of the default group.
+
+        Args:
+            global_rank: A rank of the default group.
+
+        Raises:
+            ValueError: If it is no member.
+
+        Example:
+            ```python
+            odd = tr.new_group([1, 3])
+            odd.group_rank(3)  # 1
+            ```
+        """
         try:
             return self._places[global_rank]
         except (KeyError, TypeError):
@@ -140,70 +177,219 @@ class ProcessGroup(Collectives):
             ) from None
 
     def global_rank(self, group_rank: int) -> int:
-        """The counterpart of group_rank. ValueError if there is no such rank."""
+        """Return the rank in the default group of a rank of this group.
+
+        Args:
+            group_rank: A rank of this group.
+
+        Raises:
+            ValueError: If the group has no such rank.
+
+        Example:
+            ```python
+            odd = tr.new_group([1, 3])
+            odd.global_rank(1)  # 3
+            ```
+        """
         if group_rank not in range(len(self._ranks)):
             raise ValueError(f"the group has {len(self._ranks)} ranks, and no rank {group_rank!r}")
         return self._ranks[group_rank]
 
     def name_ranks(self, names: Sequence[str], axis: str = "") -> None:
-        """What people call the ranks, such as "rank 3, pp 1, tp 1", and the axis of the mesh that
-        they are along: errors of the group say so, too."""
+        """Set how errors call the ranks.
+
+        Args:
+            names: A name for each rank, in order, such as "rank 3, pp 1, tp 1".
+            axis: The axis of the mesh that the ranks are along; "" if there is none.
+        """
         self._rank_names = tuple(names)
         for backend in self._own_backend.members:
             backend.name_ranks(self._rank_names, axis)
 
     def called(self, group_rank: int) -> str:
-        """How a rank is called for people: by its rank in the default group, and its place in the
-        mesh that the group is of."""
+        """Return the name of a rank for people.
+
+        It is the rank in the default group and, if the group is of a mesh, the place there: the
+        name that name_ranks() has set for `group_rank`, otherwise such as "rank 3".
+        """
         names = self._rank_names
         return names[group_rank] if names else f"rank {self.global_rank(group_rank)}"
 
     def send(self, tensor: object, dst: int, tag: int = 0, async_op: bool = False) -> Work:
-        """Send to rank dst. Messages with the same tag arrive in order; up to 64 KiB of them
-        need nobody to receive them yet."""
+        """Send `tensor` to rank `dst`.
+
+        Messages with the same tag arrive in order. Up to 64 KiB of them leave before anybody
+        receives them; beyond that the send completes only when they are being received.
+
+        Args:
+            tensor: The array to send.
+            dst: The receiver, a different rank of the group.
+            tag: A number that the receiver names, too, from 0 on; with the nccl backend only 0.
+            async_op: Whether to return a Work at once. The array must not change until that is
+                done.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If `tensor` is no array.
+            ValueError: If `dst` is this rank itself or not in the group, or if there is no such
+                tag.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            if group.rank == 0:
+                group.send(np.arange(4.0), dst=1)
+            elif group.rank == 1:
+                group.recv(values := np.empty(4), src=0)
+            ```
+        """
         return self._backend.send(tensor, self._other(dst, "dst"), tag, self._timeout, async_op)
 
     def recv(
         self, tensor: object, src: int | None = None, tag: int | None = 0, async_op: bool = False
     ) -> Work:
-        """Receive from rank src, or from any rank (None): Work.source tells which it was. With tag
-        None a message of any tag: Work.tag."""
+        """Receive a message from rank `src`, or from any rank, into `tensor`.
+
+        Args:
+            tensor: The array to fill, with the size and dtype of the message.
+            src: The sender, a different rank of the group; None is any. Work.source then reports
+                it.
+            tag: The message's tag. None is any, with the native backend only; Work.tag then reports
+                it.
+            async_op: Whether to return a Work at once. The array belongs to it until it is done.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If `tensor` is no array.
+            ValueError: If `src` is this rank itself or not in the group, if there is no such tag,
+                or if the backend cannot receive from any rank or with any tag.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            values = np.empty(4)
+            sender = group.recv(values).source  # from any rank
+            ```
+        """
         work = self._backend.recv(tensor, self._source(src), tag, self._timeout, async_op)
         return work.giving((tensor,)) if async_op else work
 
     def probe(
         self, src: int | None = None, tag: int | None = 0, wait: bool = True
     ) -> Envelope | None:
-        """The message that recv would get, which stays: when there is one, or without `wait` now,
-        None if there is none. Another thread may be faster in receiving it.
+        """Return the envelope of the message that recv would get, and leave the message in place.
+
+        A different thread may receive that message first.
+
+        Args:
+            src: The sender, a different rank of the group; None is any.
+            tag: The message's tag; None is any.
+            wait: Whether to wait for a message, for at most the group's timeout, if none has come.
+
+        Returns:
+            The source (a rank of this group), tag and size in bytes; None without `wait` if no such
+                message has come.
+
+        Raises:
+            ValueError: If `src` is this rank itself or not in the group, or if the backend cannot
+                look for such messages.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted.
+                The group cannot be used afterwards.
+
+        Example:
+            ```python
+            found = group.probe()
+            values = np.empty(found.num_bytes // 8)
+            group.recv(values, found.source, found.tag)
+            ```
         """
         return self._backend.probe(self._source(src), tag, self._timeout, wait)
 
     def send_object(self, content: object, dst: int, tag: int, async_op: bool = False) -> Work:
-        """Send bytes for recv_object; they never meet messages of `send`."""
+        """Send bytes for recv_object; they never meet messages of `send`.
+
+        Args:
+            content: The bytes, an array of uint8.
+            dst: The receiver, a different rank of the group.
+            tag: A number from 0 to 2**64 - 1, which the receiver names, too.
+            async_op: Whether to return a Work at once.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            ValueError: If `dst` is this rank itself or not in the group, or if the backend carries
+                no objects.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+        """
         peer = self._other(dst, "dst")
         return self._backend.send_object(content, peer, tag, self._timeout, async_op)
 
     def recv_object(self, src: int | None, tag: int, async_op: bool = False) -> Work:
-        """Receive bytes, however many, from rank src or from any (None): Work.content."""
+        """Receive bytes, however many, from rank `src`, or from any if that is None.
+
+        Args:
+            src: The sender, a different rank of the group, or None.
+            tag: The tag that the sender gave.
+            async_op: Whether to return a Work at once.
+
+        Returns:
+            A Work, whose `content` is the bytes (uint8, shape (bytes,)) and whose `source` is the
+                sender.
+
+        Raises:
+            ValueError: If `src` is this rank itself or not in the group, or if the backend carries
+                no objects.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+        """
         return self._backend.recv_object(self._source(src), tag, self._timeout, async_op)
 
     def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
-        """Call what makes several collectives, in the order of those that were begun."""
+        """Call a function that makes several collectives, in the order of the operations that were
+        begun.
+
+        Args:
+            call: The function.
+            async_op: Whether it may be called on a thread of the group's.
+
+        Returns:
+            A Work, whose `wait()` raises what `call` raises on such a thread.
+        """
         return self._backend.in_order(call, async_op)
 
     def all_gather_numbers(self, own: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Everyone's numbers, a row for each rank, with any backend. It blocks."""
+        """Return the numbers of all ranks, as an int64 array with a row for each rank.
+
+        It blocks and works with any backend. `own` has shape (n,), with the same n on all ranks.
+        """
         return self._backend.all_gather_numbers(own, self._timeout)
 
     def all_come(self, array: object) -> bool:
-        """Whether all ranks are about to call the next operation, on this array: see Backend."""
+        """Return whether all ranks are about to call the next operation, on this array; see
+        Backend.
+        """
         return self._backend.all_come(array)
 
     @contextmanager
     def launching_together(self, count: int) -> Iterator[None]:
-        """A block at whose end the operations begun in it, `count`, are launched, where the backend
-        gains by that."""
+        """Launch the operations begun in the block together at its end, if the backend gains by
+        that.
+
+        `count` is the number of these operations.
+        """
         if self._batches is None and self._own_backend.type is not BackendType.SINGLE:
             self._batches = GroupRecorder.of_batches(self._name, self._own_backend.world_size)
         batch = nullcontext() if self._batches is None else self._batches.batch(count)
@@ -212,7 +398,11 @@ class ProcessGroup(Collectives):
 
     @contextmanager
     def intercepted(self, wrap: Callable[[Backend], Backend]) -> Iterator[None]:
-        """Within the block all calls go to wrap(backend). RuntimeError in such a block."""
+        """Route all calls within the block to wrap(backend).
+
+        Raises:
+            RuntimeError: If the group is in such a block already.
+        """
         if self._interceptor:
             raise RuntimeError("the group is coalescing already: coalesce() cannot be nested")
         own = self._backend
@@ -224,15 +414,21 @@ class ProcessGroup(Collectives):
             self._show()
 
     def observe(self, wrap: Callable[[Backend], Backend] | None) -> None:
-        """From now on have all calls go to wrap(backend), whatever the group becomes; None: no
-        more. RuntimeError in a coalesce() block."""
+        """Route all calls from now on to wrap(backend), whatever the group becomes; None ends that.
+
+        Raises:
+            RuntimeError: If it is called in a coalesce() block.
+        """
         self.check_not_held_back("observe()")
         self._observe = wrap
         self._show()
 
     def check_not_held_back(self, what: str) -> None:
-        """RuntimeError if operations of this thread wait for the end of a coalesce() block, and
-        so does what needs their results."""
+        """Raise RuntimeError if operations of this thread are held back until a coalesce() block
+        ends.
+
+        `what`, which the error names, needs their results, so it would be held back as well.
+        """
         if self._interceptor == threading.get_ident():
             raise RuntimeError(
                 f"{what} cannot be held back until a coalesce() block ends, for it takes several "
@@ -240,16 +436,28 @@ class ProcessGroup(Collectives):
             )
 
     def shared_memory(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Memory of this rank that collectives use in place: see empty_shared()."""
+        """Return `num_bytes` bytes of this rank's own that collectives use in place; see
+        empty_shared().
+        """
         return self._backend.shared_memory(num_bytes, self._timeout)
 
     def common_memory(self, num_bytes: int) -> memoryview | None:
-        """Memory that all ranks have in common, or None: see Backend."""
+        """Return `num_bytes` bytes that all ranks share, or None if there are none; see Backend."""
         return self._backend.common_memory(num_bytes, self._timeout)
 
     def abort(self) -> None:
-        """End all ranks' pending and later operations with CommAborted. From any thread; a
-        configure() that is under way in another one ends, too."""
+        """End all ranks' pending and later operations with CommAborted.
+
+        Any thread may call it. A configure() that is in progress in a different thread ends, too.
+
+        Example:
+            ```python
+            timer = threading.Timer(60, tr.group.WORLD.abort)
+            timer.start()
+            tr.all_reduce(gradient)  # raises CommAborted if it takes more than a minute
+            timer.cancel()
+            ```
+        """
         self._configuring.give_up()
         self._backend.abort()
 
@@ -262,25 +470,46 @@ class ProcessGroup(Collectives):
         quorum_id: int | None = None,
         timeout: Timeout = None,
     ) -> None:
-        """Make this group, alive or dead, one of other members, who all call this with the same
-        quorum_id; whoever holds it goes on holding it. Arguments as in torchft.
+        """Turn this group, alive or dead, into one of other members, who all call this, too.
 
-        store_addr: a Store that all of them reach, or "host:port/prefix" of one (serve_store());
-            what was told there under another prefix or quorum_id is not read.
-        replica_id: makes no difference. rank, world_size: this process's place in the new group.
-        quorum_id: a number that no attempt over this store had; None if the prefix says enough.
-        timeout: for meeting the others, in seconds or a timedelta; None: the group's.
+        All call it with the same quorum_id. Whoever holds the group keeps it. The arguments are
+        torchft's.
 
-        What this rank has under way ends with CommAborted, and what others have that needs it with
-        that or PeerLost; messages that nobody received are gone. Groups and meshes that were made
-        of the default group refuse all operations when that has become another. The group's own
-        ranks are what functions that take ranks of the default group, and split(), count then.
+        What this rank has in progress ends with CommAborted, and what others have that needs it
+        with that or PeerLost; messages that nobody received are lost. Groups and meshes that were
+        made of the default group refuse all operations when that has been reconfigured. From then
+        on functions that take ranks of the default group, and split(), take the group's own ranks.
 
-        Raises CommTimeout naming the ranks that did not come, CommAborted if a later configure()
-        or an abort() ended this one, and what init_process_group() raises: then the group refuses
-        all operations until it is configured again. ConfigError for a quorum_id that was used, and
-        for groups without a job. RuntimeError within coalesce(). Any thread may call it, also in a
-        callback; not a signal handler.
+        Any thread may call it, also in a callback; not a signal handler. If the members
+        cannot connect, the group refuses all operations until it is configured again.
+
+        Args:
+            store_addr: A Store that all members reach, or "host:port/prefix" of one
+                (serve_store()). What was written there under a different prefix or quorum_id is not
+                read.
+            replica_id: Makes no difference.
+            rank: This process's rank in the new group.
+            world_size: The number of ranks of the new group.
+            quorum_id: A number that no attempt over this store had; None if the prefix is enough.
+            timeout: Seconds or a timedelta for the rendezvous of the members; None is the group's
+                timeout.
+
+        Raises:
+            CommTimeout: If members did not come in time; it names their ranks.
+            CommAborted: If a later configure() or an abort() ended this call.
+            ConfigError: For a quorum_id that was used, for groups without a job, and as
+                init_process_group().
+            BackendUnavailable: As init_process_group().
+            StoreError: If the store cannot be reached.
+            RuntimeError: If it is called within coalesce().
+
+        Example:
+            ```python
+            rank, survivors = tr.get_rank(), [0, 2, 3]
+            if rank in survivors:
+                place = survivors.index(rank)
+                tr.group.WORLD.configure(tr.get_store(), "", place, len(survivors), quorum_id=1)
+            ```
         """
         from torsh_runtime.comm.registry import ReconfigurePlan
 
@@ -302,7 +531,7 @@ class ProcessGroup(Collectives):
         )
 
     def _leave_footing(self) -> None:
-        """Let go of what belongs to this configuration, and to no later one."""
+        """Release what belongs to this configuration and to no later one."""
         if self._maker is not None:
             self._maker.seal.forget(self._name)
         footing, self._footing = self._footing, None
@@ -315,7 +544,14 @@ class ProcessGroup(Collectives):
         self._session, self._footing = footing.session, footing
 
     def close(self) -> None:
-        """Leave the group; a peer that still needs this rank gets PeerLost."""
+        """Leave the group; a peer that still needs this rank gets PeerLost.
+
+        Example:
+            ```python
+            group = tr.new_group([0, 1])
+            group.close()
+            ```
+        """
         self._configuring.give_up()
         if self._maker is not None:
             self._maker.forget(self)

@@ -9,15 +9,31 @@ from torsh_runtime.launchers import place
 
 
 def is_torchelastic_launched() -> bool:
-    """Return whether an elastic launcher, torshrun or torchrun, has started this process."""
+    """Return whether an elastic launcher, torshrun or torchrun, has started this process.
+
+    Example:
+        ```python
+        if tr.is_torchelastic_launched():
+            tr.init_process_group()
+        ```
+    """
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return this process's rank on its node, as set by torshrun, torchrun, mpiexec or srun.
 
-    Without any of these it is `fallback_rank`. Raises ConfigError if that is None as well, or if
-    the rank is not an integer.
+    Args:
+        fallback_rank: The rank to return if none of these has started this process.
+
+    Raises:
+        ConfigError: If there is no rank and `fallback_rank` is None, or if the rank is not an
+            integer.
+
+    Example:
+        ```python
+        device = torch.device("cuda", tr.get_node_local_rank(fallback_rank=0))
+        ```
     """
     text = {**place(os.environ), **os.environ}.get("LOCAL_RANK")
     if text is None and fallback_rank is None:

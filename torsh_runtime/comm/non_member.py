@@ -1,4 +1,4 @@
-"""Groups as torch names them, and what a process has of a group that it is not in."""
+"""Provides torch's names for groups, and a stand-in for a group that a process is not in."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from torsh_runtime.errors import ConfigError
 
 
 class NonMember(ProcessGroup):
-    """What a process gets for a group that it is not in: rank and world_size are -1, and every
-    operation raises ConfigError.
+    """Stands in for a group that this process is not in.
+
+    Its rank and world_size are -1, and every operation raises ConfigError.
     """
 
     def __init__(self, rank: int, ranks: Sequence[int], timeout: float, name: str) -> None:
-        """`rank`: this process's in the default group; `ranks`: the members'."""
+        """Create it; `rank` is this process's in the default group, `ranks` are the members."""
         self._words = (
             f"rank {rank} is not in the group of ranks {list(ranks)} and can do nothing in it. Use "
             f"it only where get_rank(group) is not -1."
@@ -37,14 +38,14 @@ class NonMember(ProcessGroup):
     _member = _other = _source = _one_per_rank = _only_at = _refuse
 
     def note_title(self, title: str) -> None:
-        """Nothing is recorded of it here."""
+        """Do nothing, since this process records nothing of the group."""
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing, since there is nothing to leave."""
 
 
 class NotAMember:
-    """What every NonMember is equal to, as in torch.distributed: GroupMember.NON_GROUP_MEMBER."""
+    """Compares equal to every NonMember, as torch's GroupMember.NON_GROUP_MEMBER."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, NonMember | NotAMember)
@@ -61,17 +62,31 @@ class _Nobody:
 class _WithWorld(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:  # noqa: N802  (torch's name)
-        """The default group; None without one."""
+        """Return the default group, or None if there is none."""
         return default_group() if has_default_group() else None
 
 
 class group(metaclass=_WithWorld):  # noqa: N801  (torch's name)
-    """`group.WORLD` is the default group; None without one."""
+    """Holds the default group as `group.WORLD`, which is None without one.
+
+    Example:
+        ```python
+        tr.group.WORLD is None  # True before init_process_group()
+        ```
+    """
 
 
 class GroupMember(metaclass=_WithWorld):
-    """`GroupMember.WORLD` is the default group; every group that this process is not in is equal
-    to `GroupMember.NON_GROUP_MEMBER`.
+    """Holds the default group as `GroupMember.WORLD`, which is None without one.
+
+    Every group that this process is not in is equal to `GroupMember.NON_GROUP_MEMBER`.
+
+    Example:
+        ```python
+        evens = tr.new_group(range(0, tr.get_world_size(), 2))
+        if evens == tr.GroupMember.NON_GROUP_MEMBER:
+            print("this rank is odd")
+        ```
     """
 
     NON_GROUP_MEMBER = NotAMember()

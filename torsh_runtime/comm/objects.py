@@ -1,12 +1,12 @@
-"""Collectives for picklable Python objects, as in torch.distributed.
+"""Provides collectives for picklable Python objects, as in torch.distributed.
 
-Nothing is unpickled that no rank of this job has sent (see seal.py), and in a job of several
-machines without a secret these raise ConfigError. `src`, `dst`, `group_src` and `group_dst` are as
-in functional.py. Objects are pickled when the call is made. Without `async_op` a call returns when
-its objects are there; with it, on the native backend, they are when the Work that it returns is
-done, and other backends may block all the same. Within coalesce() all raise RuntimeError. What goes
-over the nccl backend must be on a GPU, so there they raise ConfigError: make a group with
-new_group(backend="native") for them, or all groups with "cpu:native,cuda:nccl".
+Nothing is unpickled unless a rank of this job has sent it (see authenticated_pickle.py), and in a
+job of several machines without a secret these raise ConfigError. `src`, `dst`, `group_src` and
+`group_dst` are as in functional.py. Objects are pickled when the call is made. Without `async_op` a
+call returns when its objects have arrived; with it, on the native backend, they have when the Work
+that it returns is done, and other backends may block all the same. Within coalesce() all raise
+RuntimeError. What goes over the nccl backend must be on a GPU, so there they raise ConfigError:
+make a group with new_group(backend="native") for them, or all groups with "cpu:native,cuda:nccl".
 """
 
 from __future__ import annotations
@@ -27,7 +27,32 @@ from torsh_runtime.errors import ConfigError
 def all_gather_object(
     object_list: list[Any], obj: object, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
-    """Put rank r's `obj` into object_list[r], for each r; one element for each rank."""
+    """Put rank r's `obj` into object_list[r], for each r.
+
+    Args:
+        object_list: A list with one element for each rank, which are replaced.
+        obj: This rank's object, which can be pickled.
+        group: The process group; None is the default group.
+        async_op: Whether to return a Work instead of waiting. Backends other than native may block
+            all the same.
+
+    Returns:
+        With `async_op` a Work; otherwise None, when the list is filled.
+
+    Raises:
+        ValueError: If `object_list` has not one element for each rank.
+        ConfigError: If there is no default group, if this process is not in `group`, if the group's
+            backend is nccl, or if the job has no secret although other machines can reach its
+            store.
+        RuntimeError: If it is called within coalesce().
+        CommError: If the exchange fails, or if a received object has no valid proof of its sender.
+
+    Example:
+        ```python
+        hosts = [None] * tr.get_world_size()
+        tr.all_gather_object(hosts, socket.gethostname())
+        ```
+    """
     group = _for_objects(group)
     _check_length("object_list", object_list, group.world_size)
     letters = [
@@ -54,7 +79,33 @@ def gather_object(
 ) -> Work | None:
     """Put rank r's `obj` into rank dst's object_gather_list[r], for each r.
 
-    object_gather_list: None on the other ranks. Without dst and group_dst, dst is 0.
+    Args:
+        obj: This rank's object, which can be pickled.
+        object_gather_list: On rank dst a list with one element for each rank, which are replaced;
+            None on the other ranks.
+        dst: The rank that gets the objects, as one of the default group; 0 without `group_dst`.
+        group: The process group; None is the default group.
+        group_dst: That rank as one of `group`, instead of `dst`.
+        async_op: Whether to return a Work instead of waiting. Backends other than native may block
+            all the same.
+
+    Returns:
+        With `async_op` a Work; otherwise None, when this rank's part is done.
+
+    Raises:
+        ValueError: If both `dst` and `group_dst` are given or the rank is not in the group, and on
+            rank dst if `object_gather_list` has not one element for each rank.
+        ConfigError: If there is no default group, if this process is not in `group`, if the group's
+            backend is nccl, or if the job has no secret although other machines can reach its
+            store.
+        RuntimeError: If it is called within coalesce().
+        CommError: If the exchange fails, or if a received object has no valid proof of its sender.
+
+    Example:
+        ```python
+        reports = [None] * tr.get_world_size() if tr.get_rank() == 0 else None
+        tr.gather_object({"loss": 0.5}, reports, dst=0)
+        ```
     """
     group = _for_objects(group)
     root = root_rank(group, dst, group_dst, "dst", 0)
@@ -83,10 +134,35 @@ def broadcast_object_list(
     group_src: int | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Put rank src's objects into everyone's object_list, which is as long on all ranks.
+    """Put rank src's objects into object_list on all ranks.
 
-    Without src and group_src, src is 0. device: for programs written for torch; makes no
-    difference.
+    Args:
+        object_list: The objects to send, or the list to fill, which is as long on all ranks.
+        src: The rank that sends, as one of the default group; 0 without `group_src`.
+        group: The process group; None is the default group.
+        device: For programs written for torch; makes no difference.
+        group_src: That rank as one of `group`, instead of `src`.
+        async_op: Whether to return a Work instead of waiting. Backends other than native may block
+            all the same.
+
+    Returns:
+        With `async_op` a Work; otherwise None, when the list is filled.
+
+    Raises:
+        ValueError: If both `src` and `group_src` are given or the rank is not in the group, or if
+            `object_list` is not as long as the sender's.
+        ConfigError: If there is no default group, if this process is not in `group`, if the group's
+            backend is nccl, or if the job has no secret although other machines can reach its
+            store.
+        RuntimeError: If it is called within coalesce().
+        CommError: If the exchange fails, or if a received object has no valid proof of its sender.
+
+    Example:
+        ```python
+        settings = [{"lr": 0.1}] if tr.get_rank() == 0 else [None]
+        tr.broadcast_object_list(settings, src=0)
+        print(settings[0]["lr"])
+        ```
     """
     group = _for_objects(group)
     root = root_rank(group, src, group_src, "src", 0)
@@ -114,7 +190,33 @@ def scatter_object_list(
 ) -> Work | None:
     """Put rank src's scatter_object_input_list[r] into rank r's scatter_object_output_list[0].
 
-    scatter_object_input_list: None on the other ranks. Without src and group_src, src is 0.
+    Args:
+        scatter_object_output_list: A list with at least one element, of which the first is
+            replaced.
+        scatter_object_input_list: On rank src one object for each rank; None on the other ranks.
+        src: The rank that sends, as one of the default group; 0 without `group_src`.
+        group: The process group; None is the default group.
+        group_src: That rank as one of `group`, instead of `src`.
+        async_op: Whether to return a Work instead of waiting. Backends other than native may block
+            all the same.
+
+    Returns:
+        With `async_op` a Work; otherwise None, when the object has arrived.
+
+    Raises:
+        ValueError: If both `src` and `group_src` are given or the rank is not in the group, if the
+            output list is empty, and on rank src if there is not one object for each rank.
+        ConfigError: If there is no default group, if this process is not in `group`, if the group's
+            backend is nccl, or if the job has no secret although other machines can reach its
+            store.
+        RuntimeError: If it is called within coalesce().
+        CommError: If the exchange fails, or if a received object has no valid proof of its sender.
+
+    Example:
+        ```python
+        own, files = [None], ["a.bin", "b.bin"]  # with two ranks
+        tr.scatter_object_list(own, files if tr.get_rank() == 0 else None, src=0)
+        ```
     """
     group = _for_objects(group)
     root = root_rank(group, src, group_src, "src", 0)
@@ -148,9 +250,32 @@ def send_object_list(
     group_dst: int | None = None,
     use_batch: bool = False,
 ) -> None:
-    """Send the objects to one rank. They never meet the messages of `send`, whatever their tags.
+    """Send objects to one rank. They never meet the messages of `send`, whatever their tags.
 
-    device, use_batch: for programs written for torch; they make no difference.
+    Args:
+        object_list: The objects, which can be pickled.
+        dst: The receiver, as a rank of the default group.
+        group: The process group; None is the default group.
+        device: For programs written for torch; makes no difference.
+        group_dst: The receiver as a rank of `group`, instead of `dst`.
+        use_batch: For programs written for torch; makes no difference.
+
+    Raises:
+        ValueError: If not exactly one of `dst` and `group_dst` is given, or if it is this rank
+            itself or no rank of the group.
+        ConfigError: If there is no default group, if this process is not in `group`, if the group's
+            backend is nccl, or if the job has no secret although other machines can reach its
+            store.
+        RuntimeError: If it is called within coalesce().
+        CommError: If the exchange fails, or if a received object has no valid proof of its sender.
+
+    Example:
+        ```python
+        if tr.get_rank() == 0:
+            tr.send_object_list(["step", 7], dst=1)
+        elif tr.get_rank() == 1:
+            tr.recv_object_list(received := [None, None], src=0)
+        ```
     """
     group = _for_objects(group)
     receiver = root_rank(group, dst, group_dst, "dst")
@@ -166,8 +291,33 @@ def recv_object_list(
     group_src: int | None = None,
     use_batch: bool = False,
 ) -> int:
-    """Receive objects from one rank, or from any, into object_list, which is as long as the
-    sender's; the rank they came from, as one of the default group. Otherwise as send_object_list.
+    """Receive objects that a rank has sent with send_object_list().
+
+    Args:
+        object_list: The list to fill, as long as the sender's.
+        src: The sender, as a rank of the default group; without `group_src` either, any rank.
+        group: The process group; None is the default group.
+        device: For programs written for torch; makes no difference.
+        group_src: The sender as a rank of `group`, instead of `src`.
+        use_batch: For programs written for torch; makes no difference.
+
+    Returns:
+        The rank that the objects came from, as one of the default group.
+
+    Raises:
+        ValueError: If both `src` and `group_src` are given, if the sender is this rank itself or no
+            rank of the group, or if `object_list` is not as long as the sender's.
+        ConfigError: If there is no default group, if this process is not in `group`, if the group's
+            backend is nccl, or if the job has no secret although other machines can reach its
+            store.
+        RuntimeError: If it is called within coalesce().
+        CommError: If the exchange fails, or if a received object has no valid proof of its sender.
+
+    Example:
+        ```python
+        received = [None, None]
+        sender = tr.recv_object_list(received)  # from any rank
+        ```
     """
     group = _for_objects(group)
     anyone = src is None and group_src is None
@@ -211,7 +361,7 @@ def _message(group: ProcessGroup, sender: int, receiver: int) -> AuthenticatedMe
 
 
 def _all_sizes(group: ProcessGroup, packed: Bytes) -> list[int]:
-    """The number of bytes that each rank has to give."""
+    """Return the number of bytes that each rank has to give."""
     sizes = np.empty(group.world_size, np.int64)
     group.all_gather_into_tensor(sizes, np.array([packed.size], np.int64))
     found: list[int] = sizes.tolist()

@@ -1,4 +1,4 @@
-"""Operations that are described once and begun again and again."""
+"""Describes operations once, to begin them again and again."""
 
 from __future__ import annotations
 
@@ -12,17 +12,49 @@ from torsh_runtime.comm.messages import irecv, isend, recv, send
 
 
 class Persistent(Work):
-    """An operation and its arrays. Made by persistent(); it is the Work of its last start()."""
+    """Holds an operation and its arrays, and is the Work of its last start().
+
+    persistent() creates it.
+
+    Raises:
+        RuntimeError: From all other methods before the first start().
+
+    Example:
+        ```python
+        total = tr.persistent(tr.all_reduce, gradient)
+        total.start()
+        total.wait()
+        ```
+    """
 
     def __init__(self, begin: Callable[[], Work]) -> None:
-        """`begin`: begins the operation."""
+        """Create it.
+
+        Args:
+            begin: A function that begins the operation and returns its Work.
+        """
         self._begin = begin
         self._work: Work | None = None
 
     def start(self) -> Persistent:
-        """Begin it, with what its arrays hold now; they are the operation's until it is done.
+        """Begin the operation with what its arrays hold now.
 
-        RuntimeError while it is under way; raises besides what the operation's call raises.
+        The arrays are the operation's until it is done. It also raises what the operation's call
+        raises.
+
+        Returns:
+            This object, to be waited for.
+
+        Raises:
+            RuntimeError: If the operation is still in progress.
+
+        Example:
+            ```python
+            total = tr.persistent(tr.all_reduce, gradient)
+            for batch in batches:
+                gradient[:] = compute(batch)
+                total.start().wait()
+            ```
         """
         if self._work is not None and not self._work.done():
             raise RuntimeError("the operation is still under way: wait() before starting it again")
@@ -30,22 +62,62 @@ class Persistent(Work):
         return self
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Wait for the last start(), and return True.
+
+        Args:
+            timeout: Seconds or a timedelta; None waits as long as the operation's own timeout lets
+                it run.
+
+        Raises:
+            CommError: If the operation failed: that error.
+            CommTimeout: If `timeout` has passed. The operation is then still in progress.
+            RuntimeError: Before the first start().
+        """
         return self._started().wait(timeout)
 
     def done(self) -> bool:
+        """Return whether the last start() is over.
+
+        Raises:
+            RuntimeError: Before the first start().
+        """
         return self._started().done()
 
     def exception(self) -> BaseException | None:
+        """Return the error that the last start() ended with, or None.
+
+        Raises:
+            RuntimeError: Before the first start().
+        """
         return self._started().exception()
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
+        """Call `callback(self)` when the last start() is over.
+
+        Args:
+            callback: The function.
+
+        Raises:
+            RuntimeError: Before the first start().
+        """
         self._started().add_done_callback(lambda _: callback(self))
 
     def result(self) -> list[object]:
+        """Return the arrays that hold the result of the last start().
+
+        Raises:
+            CommError: If the operation failed: that error.
+            RuntimeError: While the operation is in progress, or before the first start().
+        """
         return self._started().result()
 
     @property
     def source(self) -> int | None:
+        """Return the rank that the message of the last start() came from, or None.
+
+        Raises:
+            RuntimeError: Before the first start().
+        """
         return self._started().source
 
     def _started(self) -> Work:
@@ -55,15 +127,27 @@ class Persistent(Work):
 
 
 def persistent(operation: Callable[..., Any], *arguments: Any, **named: Any) -> Persistent:
-    """One of this package's operations with its arguments, to be begun with start().
+    """Describe an operation and its arguments, to be begun with start().
 
-        exchange = [persistent(irecv, halo, left), persistent(isend, edge, right)]
+    Args:
+        operation: isend, irecv, or a function of this package that takes async_op, which is not
+            given.
+        *arguments: The operation's arguments.
+        **named: The operation's arguments by name.
+
+    Returns:
+        The operation, which has not begun.
+
+    Raises:
+        ValueError: For send and recv, which wait.
+
+    Example:
+        ```python
+        exchange = [tr.persistent(tr.irecv, halo, left), tr.persistent(tr.isend, edge, right)]
         for step in range(steps):
-            start_all(exchange)
-            waitall(exchange)
-
-    operation: isend, irecv or one that takes async_op, which is not given. ValueError for send and
-    recv, which wait.
+            tr.start_all(exchange)
+            tr.waitall(exchange)
+        ```
     """
     if operation in (send, recv):
         raise ValueError(f"{operation.__name__} waits for its end: give i{operation.__name__}")
@@ -73,6 +157,20 @@ def persistent(operation: Callable[..., Any], *arguments: Any, **named: Any) -> 
 
 
 def start_all(requests: Sequence[Persistent]) -> None:
-    """start() each of them, in their order."""
+    """Start each of the operations, in their order.
+
+    Args:
+        requests: What persistent() returned.
+
+    Raises:
+        RuntimeError: If one is still in progress; those before it have begun.
+
+    Example:
+        ```python
+        sums = [tr.persistent(tr.all_reduce, array) for array in arrays]
+        tr.start_all(sums)
+        tr.waitall(sums)
+        ```
+    """
     for request in requests:
         request.start()

@@ -1,4 +1,4 @@
-"""What all groups of a process have in common: the job they belong to."""
+"""Makes the groups of a process, all of which belong to its job."""
 
 from __future__ import annotations
 
@@ -17,34 +17,36 @@ from torsh_runtime.errors import CommAborted, ConfigError
 from torsh_runtime.store.user import Store
 
 Connect = Callable[..., Backend]
-"""(kind, name, rank in the group, members, timeout) -> this rank's end of a new group; strategy
-by name, if there is one."""
+"""A function (kind, name, rank in the group, members, timeout) -> this rank's end of a new group;
+strategy by name, if there is one.
+"""
 
 
 class ReconfigurePlan(NamedTuple):
-    """What a group is to become by configure()."""
+    """Describes the group that configure() is to create."""
 
     store: Store | str
     rank: int
     world_size: int
     quorum_id: int | None
     kind: BackendKind | None
-    """The backend; None: the first rank's choice."""
+    """The backend; None is the first rank's choice."""
 
 
 class GroupResources(NamedTuple):
-    """What a group stands on that was configured."""
+    """Holds what a configured group uses."""
 
     backend: Backend
     name: str
     session: GroupRegistry
-    """What further groups are made from."""
+    """The registry that further groups are made from."""
     leave: Callable[[], None]
-    """Lets go of the store."""
+    """A function that releases the store."""
 
 
 Configure = Callable[[ReconfigurePlan, Attempt, float], GroupResources]
-"""(plan, the call, timeout) -> the group that the ranks make which plan the same."""
+"""A function (plan, the call, timeout) -> the group that the ranks make whose plans are the same.
+"""
 
 
 class GroupRegistry:
@@ -59,8 +61,10 @@ class GroupRegistry:
         local_world_size: int = 1,
         configure: Configure | None = None,
     ) -> None:
-        """`rank`: this process's in the default group, of `world_size` ranks, of which
-        `local_world_size` are on its node; 0 if that is not known.
+        """Create the registry of a process with this `rank` in the default group of `world_size`
+        ranks.
+
+        `local_world_size` of these are on its node; 0 if that is not known.
         """
         self.rank = rank
         self.world_size = world_size
@@ -75,7 +79,7 @@ class GroupRegistry:
 
     @property
     def count(self) -> int:
-        """Number of groups that were made and not left."""
+        """Return the number of groups that were made and not left."""
         return len(self._open)
 
     def group(
@@ -86,11 +90,14 @@ class GroupRegistry:
         timeout: float,
         strategy: str | None = None,
     ) -> ProcessGroup:
-        """A new group of these ranks of the default group; a NonMember if this one is not in it.
+        """Create a group of these ranks of the default group.
 
         Only its members need to call it, and each of them as often as the others with the same
-        `parent`, ranks and strategy, which only native groups have. Raises ConfigError for ranks
-        that make no group, CommAborted after close(), and whatever connecting the backend raises.
+        `parent`, ranks and strategy, which only native groups have. Returns a NonMember if this
+        process is not in it.
+
+        Raises ConfigError for ranks that make no group, CommAborted after close(), and whatever
+        connecting the backend raises.
         """
         self.check_open()
         self._check(ranks)
@@ -105,11 +112,11 @@ class GroupRegistry:
 
     @property
     def is_closed(self) -> bool:
-        """Whether no more groups can be made."""
+        """Return whether no more groups can be made."""
         return self._is_closed
 
     def check_open(self) -> None:
-        """CommAborted after close()."""
+        """Raise CommAborted after close()."""
         if self._is_closed:
             raise CommAborted(
                 "the default group that this one belongs to is closed, or was configured: make "
@@ -123,13 +130,13 @@ class GroupRegistry:
             self._open.pop().close()
 
     def forget(self, group: ProcessGroup) -> None:
-        """A group was left. None will have its name again."""
+        """Forget a group that was left. No group will have its name again."""
         self.seal.forget(group.name)
         if group in self._open:
             self._open.remove(group)
 
     def name(self, parent: str, ranks: Sequence[int]) -> str:
-        """A new group's; the same on all members, whatever other groups each of them has made."""
+        """Return a new group's name, the same on all members, whatever other groups they made."""
         members = ",".join(map(str, ranks))
         digest = hashlib.sha256(members.encode()).hexdigest()[:16]
         with self._lock:

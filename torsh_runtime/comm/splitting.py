@@ -1,4 +1,4 @@
-"""Arrays cut along dim 0."""
+"""Cuts arrays along dim 0."""
 
 from __future__ import annotations
 
@@ -10,13 +10,29 @@ from typing import Any
 def parts(
     array: object, counts: Sequence[int], displacements: Sequence[int] | None = None
 ) -> list[object]:
-    """Views of the array along dim 0, each of so many rows and beginning at so many rows from the
-    start; None: one behind the other. What collectives take that have a list of arrays:
+    """Return views of the array along dim 0, for collectives that take a list of arrays.
 
-        all_gather(parts(table, counts, displacements), own)
+    Rows between the parts stay unchanged in what a collective fills.
 
-    Rows between the parts stay as they are. ValueError for parts that are not within the array,
-    TypeError for what is no array.
+    Args:
+        array: The array to cut.
+        counts: The number of rows of each part.
+        displacements: The row at which each part begins; None puts them in sequence from row 0.
+
+    Returns:
+        The views, one for each count.
+
+    Raises:
+        ValueError: If a part is not within the array, or if there are not as many displacements as
+            counts.
+        TypeError: If `array` is no array.
+
+    Example:
+        ```python
+        table = np.zeros((6, 2))
+        own = np.ones((tr.get_rank() + 1, 2))  # with three ranks
+        tr.all_gather(tr.parts(table, [1, 2, 3]), own)
+        ```
     """
     view = _sliceable(array)
     rows = view.shape[0] if len(view.shape) else 0
@@ -32,10 +48,10 @@ def parts(
 
 
 def cut(name: str, array: object, sizes: Sequence[int] | None, count: int) -> list[object]:
-    """Views of `count` parts with so many rows each; None: of equal size.
+    """Return views of `count` parts, with as many rows as `sizes` gives, or of equal size for None.
 
-    Raises ValueError when the sizes do not add up to the array's rows, or these cannot be divided
-    equally, and TypeError for what is no array.
+    Raises ValueError if the sizes do not add up to the array's rows or these cannot be divided
+    equally, and TypeError for what is no array. Errors call the array `name`.
     """
     view = _sliceable(array)
     rows = view.shape[0] if len(view.shape) else 0

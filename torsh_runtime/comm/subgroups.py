@@ -1,4 +1,4 @@
-"""Several groups at once, out of one, as in torch.distributed."""
+"""Creates several groups at once out of one, as in torch.distributed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,32 @@ def new_subgroups(
     pg_options: None = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup]]:
-    """Groups of `group_size` ranks each, in order of their ranks in `group`; None: of a node's.
+    """Create groups of `group_size` consecutive ranks of `group` each.
 
-    This process's, and all of them, of which it is no member of the others. ConfigError unless
-    the group divides into such. Otherwise as new_group.
+    All ranks call it with the same arguments.
+
+    Args:
+        group_size: The number of ranks in each group; None is the ranks of a node.
+        group: The process group; None is the default group.
+        timeout: Seconds or a timedelta for each operation; None is the default group's timeout.
+        backend: As in init_process_group; None is the default group's.
+        pg_options: Must be None.
+        group_desc: The name by which torshctl calls the groups.
+
+    Returns:
+        This process's group, or None if it is in none, and all groups; in the others it has rank
+            -1.
+
+    Raises:
+        ConfigError: If the ranks do not divide into such groups, and as in new_group.
+        BackendUnavailable: As in new_group.
+        CommTimeout: If members did not come; it names their ranks.
+
+    Example:
+        ```python
+        own, groups = tr.new_subgroups(2)  # ranks 0 and 1, 2 and 3, ...
+        tr.all_reduce(gradient, group=own)
+        ```
     """
     ranks = list((group or default_group()).ranks)
     size = default_group().session.local_world_size if group_size is None else group_size
@@ -44,9 +66,30 @@ def new_subgroups_by_enumeration(
     pg_options: None = None,
     group_desc: str | None = None,
 ) -> tuple[ProcessGroup | None, list[ProcessGroup]]:
-    """Groups of these ranks of the default group, of which none may be in two.
+    """Create groups of these ranks of the default group.
 
-    This process's, or None, and all of them. Otherwise as new_group.
+    All ranks call it with the same arguments.
+
+    Args:
+        ranks_per_subgroup_list: The ranks of each group. None may be in two.
+        timeout: Seconds or a timedelta for each operation; None is the default group's timeout.
+        backend: As in init_process_group; None is the default group's.
+        pg_options: Must be None.
+        group_desc: The name by which torshctl calls the groups.
+
+    Returns:
+        This process's group, or None if it is in none, and all groups; in the others it has rank
+            -1.
+
+    Raises:
+        ConfigError: If a list is empty or a rank is in two, and as in new_group.
+        BackendUnavailable: As in new_group.
+        CommTimeout: If members did not come; it names their ranks.
+
+    Example:
+        ```python
+        own, groups = tr.new_subgroups_by_enumeration([[0, 2], [1, 3]])
+        ```
     """
     _check_apart("ranks_per_subgroup_list", ranks_per_subgroup_list)
     groups = [
@@ -64,12 +107,31 @@ def split_group(
     group_desc: str | None = None,
     backend: str | BackendType | None = None,
 ) -> ProcessGroup | None:
-    """This process's of the groups of these ranks of `parent_pg`, its own ranks, in their order;
-    None if it is in none of them.
+    """Create groups of these ranks of `parent_pg`, and return this process's.
 
-    Only the members meet. timeout and backend: None is the parent's. pg_options must be None;
-    group_desc makes no difference. Raises ConfigError for ranks that make no groups, and what
-    new_group raises.
+    Only the members of a group connect to each other.
+
+    Args:
+        parent_pg: The group to split; None is the default group.
+        split_ranks: The ranks of each new group, as those of `parent_pg`, in the new order.
+        timeout: Seconds or a timedelta for each operation; None is the parent's timeout.
+        pg_options: Must be None.
+        group_desc: Makes no difference.
+        backend: As in init_process_group; None is the parent's.
+
+    Returns:
+        This process's group, or None if it is in none of them.
+
+    Raises:
+        ConfigError: For ranks that make no groups, and as in new_group.
+        BackendUnavailable: As in new_group.
+        ValueError: If the parent has no such rank.
+        CommTimeout: If members did not come; it names their ranks.
+
+    Example:
+        ```python
+        half = tr.split_group(split_ranks=[[0, 1], [2, 3]])
+        ```
     """
     check_no_options(pg_options)
     parent = parent_pg or default_group()

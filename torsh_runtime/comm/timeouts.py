@@ -7,9 +7,9 @@ from datetime import timedelta
 from torsh_runtime.errors import ConfigError
 
 DEFAULT_TIMEOUT = 1800.0
-"""Seconds an operation may take unless init_process_group is told otherwise, as in torch."""
+"""Seconds that an operation may take unless init_process_group gets a timeout, as in torch."""
 LONGEST_TIMEOUT = 30 * 86400.0
-"""Seconds, 30 days: more is taken for a mistake."""
+"""The longest timeout in seconds, 30 days: anything longer is assumed to be a mistake."""
 
 Timeout = float | timedelta | None
 

@@ -1,4 +1,4 @@
-"""Waiting for one of several operations, or for all."""
+"""Waits for one of several operations, or for all."""
 
 from __future__ import annotations
 
@@ -12,15 +12,26 @@ from torsh_runtime.comm.timeouts import Timeout
 from torsh_runtime.errors import CommError, CommTimeout
 
 _TURN = 0.001
-"""Seconds that one of several is waited for before the others are looked at again."""
+"""Seconds to wait for one of several operations before looking at the others again."""
 
 
 def waitall(works: Sequence[Work | None], timeout: Timeout = None) -> None:
-    """Wait until all are complete; None among them stands for nothing.
+    """Wait until all operations are complete.
 
-    Raises the CommError of the first, in their order, that ended with one, or CommTimeout after
-    `timeout`, in seconds or a timedelta (None: as long as the operations' own timeouts let them
-    run): what is not complete is under way then.
+    Args:
+        works: The operations, in any order; None among them is skipped.
+        timeout: Seconds or a timedelta; None waits as long as the operations' own timeouts let them
+            run.
+
+    Raises:
+        CommError: If operations failed: the error of the first of these, in the order of `works`.
+        CommTimeout: If `timeout` has passed. The operations that are not complete continue.
+
+    Example:
+        ```python
+        works = [tr.all_reduce(array, async_op=True) for array in arrays]
+        tr.waitall(works, timeout=60)
+        ```
     """
     end = _end(timeout)
     for work in works:
@@ -29,11 +40,29 @@ def waitall(works: Sequence[Work | None], timeout: Timeout = None) -> None:
 
 
 def waitany(works: Sequence[Work | None], timeout: Timeout = None) -> int:
-    """Wait until one is complete; its index. None among them stands for nothing, so that those that
-    were dealt with can be crossed out.
+    """Wait until one of the operations is complete, and return its index.
 
-    Raises the CommError that it ended with, CommTimeout as waitall, and ValueError if there is
-    nothing to wait for.
+    Args:
+        works: The operations; None among them is skipped, so that those already handled can be
+            replaced by it.
+        timeout: Seconds or a timedelta; None waits as long as the operations' own timeouts let them
+            run.
+
+    Returns:
+        The index in `works` of an operation that is complete.
+
+    Raises:
+        CommError: If the operation has failed.
+        CommTimeout: If `timeout` has passed. The operations continue.
+        ValueError: If `works` has no Work.
+
+    Example:
+        ```python
+        works = [tr.irecv(array, rank) for rank, array in arrays.items()]
+        while any(works):
+            index = tr.waitany(works)
+            works[index] = None
+        ```
     """
     left = [(index, work) for index, work in enumerate(works) if work is not None]
     if not left:

@@ -24,7 +24,17 @@ _log = logging.getLogger("torsh_runtime")
 
 
 class Bucket(Protocol):
-    """Represents one bucket of gradients for hooks. It differs between ranks only in its values."""
+    """Represents one bucket of gradients for hooks. It differs between ranks only in its values.
+
+    Example:
+        ```python
+        def hook(group, bucket):
+            return tr.all_reduce(bucket.array, tr.ReduceOp.AVG, group, async_op=True)
+
+        ```python
+        model.register_comm_hook(None, hook)
+        ```
+    """
 
     @property
     def array(self) -> Array:
@@ -51,13 +61,25 @@ class Bucket(Protocol):
 
 @dataclass(slots=True)
 class FlatBucket:
-    """Provides a bucket for programs that call hooks themselves."""
+    """Provides a bucket for programs that call hooks themselves.
+
+    Example:
+        ```python
+        bucket = tr.compression.FlatBucket(gradient, [gradient.shape], ["weight"])
+        tr.compression.Int8()(None, bucket).wait()  # gradient is now the average
+        ```
+    """
 
     array: Array
+    """The gradients in sequence: flat, numpy or cupy, of one dtype."""
     shapes: list[tuple[int, ...]]
+    """The shapes of the gradients, in order."""
     names: list[str]
+    """The names of the gradients, in order."""
     number: int = 0
+    """The bucket's number, from 0."""
     last: bool = True
+    """True for the step's last bucket."""
 
     def index(self) -> int:
         """Return the bucket's number, from 0."""
@@ -92,14 +114,26 @@ class Compressor(ABC):
 
     All ranks get identical bits. A value that is not finite makes the result so on all ranks.
     Buckets are float16, bfloat16, float32 or float64 (else TypeError); the first two are computed
-    in float32. All ranks make the calls in the same order, as for collectives. If the backend
-    can, all work happens on the group's own thread, in the order of its operations.
+    in float32. All ranks make the calls in the same order, as for collectives. If the backend can,
+    all work happens on the group's own thread, in the order of its operations.
 
-    With error feedback what a step did not send is added to the next step's gradient (Seide et
-    al., Interspeech 2014; Karimireddy et al., ICML 2019), and is forgotten where it is not finite.
+    With error feedback what a step did not send is added to the next step's gradient (Seide et al.,
+    Interspeech 2014; Karimireddy et al., ICML 2019), and is forgotten where it is not finite.
+
+    Example:
+        ```python
+        compressor = tr.compression.TopK(ratio=0.01)
+        model = tr.DistributedDataParallel(model, gradient_compression=compressor)
+        print(compressor.stats().ratio)  # after some steps
+        ```
     """
 
     def __init__(self, error_feedback: bool) -> None:
+        """Create the compressor.
+
+        Args:
+            error_feedback: Whether to add what a step did not send to the next step's gradient.
+        """
         self.error_feedback = error_feedback
         self._residuals = Residuals()
         self._stats = Stats()
@@ -118,10 +152,17 @@ class Compressor(ABC):
     def __call__(self, state: ProcessGroup | None, bucket: Bucket) -> Work:
         """Begin to average the bucket's array over the group's ranks, in place.
 
-        state: the group; None is the default group.
+        Args:
+            state: The group; None is the default group.
+            bucket: The bucket.
 
-        Returns a Work whose result is the array. Raises ConfigError, here or in wait(), if ranks'
-        compressors differ, and TypeError for unsupported dtypes.
+        Returns:
+            A Work whose result is the array.
+
+        Raises:
+            ConfigError: Here or in wait(), if ranks' compressors differ.
+            TypeError: For unsupported dtypes.
+            CommError: Here or in wait(), if communication fails.
         """
         group = state or default_group()
         dtype = working_dtype(bucket.array)
@@ -130,7 +171,13 @@ class Compressor(ABC):
         return work.giving((bucket.array,))
 
     def stats(self) -> Stats:
-        """Return a copy of the counts of what was sent so far."""
+        """Return a copy of the counts of what was sent so far.
+
+        Example:
+            ```python
+            print(f"{compressor.stats().ratio:.1%} of the bytes were sent")
+            ```
+        """
         return replace(self._stats)
 
     def state_dict(self) -> dict[str, Any]:
@@ -138,6 +185,12 @@ class Compressor(ABC):
 
         It has numbers, and numpy arrays by the gradients' names. Call it when no bucket is being
         averaged.
+
+        Example:
+            ```python
+            state = {"model": model, "compressor": tr.checkpoint.PerRank(compressor)}
+            checkpointer.save(step, state)
+            ```
         """
         size, rank = self._place or (0, 0)
         arrays = {key: kept.state() for key, kept in {**self._own(), **self._shared()}.items()}
@@ -148,6 +201,9 @@ class Compressor(ABC):
 
         If the world size or rank has changed, the first bucket logs a warning, and what each rank
         keeps for itself, such as residuals, is reset.
+
+        Args:
+            state: What state_dict() returned.
         """
         self._steps = int(state["steps"])
         size, rank = int(state["world_size"]), int(state["rank"])
@@ -157,8 +213,15 @@ class Compressor(ABC):
             kept.load(state.get(key, {}))
 
     def reduce(self, turn: Turn, dtype: np.dtype[Any]) -> Array | None:
-        """Average the bucket's array. Return the indices that were sent; None if not sent by
-        index."""
+        """Average the bucket's array, computing in `dtype`.
+
+        Args:
+            turn: The bucket, its step and the group.
+            dtype: The dtype of the computation.
+
+        Returns:
+            The indices that were sent; None if not sent by index.
+        """
         array = turn.bucket.array
         if self.error_feedback:
             pending = self._residuals.of(turn.bucket, dtype)

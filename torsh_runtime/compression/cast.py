@@ -12,9 +12,24 @@ class Cast(Compressor):
     Each rank divides by the number of ranks first, so that sums overflow no sooner than gradients.
     Values above float16's largest number become infinite. Error feedback corrects this rank's
     rounding, not that of sums.
+
+    Raises:
+        ConfigError: For a different dtype.
+
+    Example:
+        ```python
+        half = tr.compression.Cast("bfloat16")
+        model = tr.DistributedDataParallel(model, gradient_compression=half)
+        ```
     """
 
     def __init__(self, dtype: str = "float16", error_feedback: bool = False) -> None:
+        """Create the compressor.
+
+        Args:
+            dtype: "float16" or "bfloat16".
+            error_feedback: Whether to add what was lost to the next step's gradient.
+        """
         super().__init__(error_feedback)
         self.dtype = dtype
         self._half = half_dtype(dtype)

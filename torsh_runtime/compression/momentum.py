@@ -16,15 +16,16 @@ _FIRST_RATIO = 0.25
 
 
 class MomentumCorrection(Compressor):
-    """Adds momentum to each rank's own gradient and passes that to the compressor, whose residual
-    then holds velocities (section 3.2 of the paper). Use an optimizer without momentum.
+    """Adds momentum to each rank's own gradient and passes that to the compressor.
 
-    Momentum is reset for elements that were sent by their index (section 3.3).
+    The compressor's residual then holds velocities (section 3.2 of the paper). Use an optimizer
+    without momentum. Momentum is reset for elements that were sent by their index (section 3.3).
 
-    compressor: one with error feedback. clip_norm: the Euclidean norm to which gradients would be
-    clipped without compression; each rank clips its bucket's to clip_norm / √ranks, since none has
-    all gradients when the first bucket is sent. None: not at all. warmup_steps: over so many steps
-    the compressor's ratio goes from 0.25 down to its own, exponentially.
+    Example:
+        ```python
+        compressor = tr.compression.MomentumCorrection(tr.compression.TopK(0.001), warmup_steps=500)
+        model = tr.DistributedDataParallel(model, gradient_compression=compressor)
+        ```
     """
 
     def __init__(
@@ -34,6 +35,21 @@ class MomentumCorrection(Compressor):
         clip_norm: float | None = None,
         warmup_steps: int = 0,
     ) -> None:
+        """Create the compressor.
+
+        Args:
+            compressor: A compressor with error feedback.
+            momentum: The factor of the velocity, from 0 to below 1.
+            clip_norm: The Euclidean norm to which gradients would be clipped without compression;
+                each rank clips its bucket's to clip_norm / √ranks, since none has all gradients
+                when the first bucket is sent. None: not at all.
+            warmup_steps: The number of steps over which the compressor's ratio decreases from 0.25
+                to its own, exponentially.
+
+        Raises:
+            ConfigError: For a compressor without error feedback, or without a ratio to warm up, and
+                for a momentum out of range.
+        """
         super().__init__(error_feedback=False)
         if not compressor.error_feedback:
             raise ConfigError(f"{compressor!r} forgets what it does not send: use error_feedback")
@@ -47,6 +63,15 @@ class MomentumCorrection(Compressor):
         self._velocity = Residuals()
 
     def reduce(self, turn: Turn, dtype: np.dtype[Any]) -> Array | None:
+        """Add momentum to the gradient, and let the compressor average the result.
+
+        Args:
+            turn: The bucket, its step and the group.
+            dtype: The dtype of the computation.
+
+        Returns:
+            The indices that were sent; None if not sent by index.
+        """
         array = turn.bucket.array
         gradient = self._clipped(array.astype(dtype), turn.wire.world_size)
         velocity = self._velocity.of(turn.bucket, dtype)

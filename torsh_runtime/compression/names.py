@@ -29,8 +29,23 @@ _PLAIN: dict[str, Callable[[], Compressor]] = {
 def from_name(name: str) -> Compressor:
     """Create the compressor of a name such as "topk:0.01", "powersgd:4" or "int8".
 
-    Options without a number in the name have their defaults. Raises ConfigError for an unknown
-    name, with a list of the known ones.
+    Options without a number in the name have their defaults.
+
+    Args:
+        name: onebit, int8, fp16, bf16, topk:RATIO, randomk:RATIO, threshold:MAGNITUDE or
+            powersgd:RANK.
+
+    Returns:
+        The compressor.
+
+    Raises:
+        ConfigError: For an unknown name; it lists the known ones.
+
+    Example:
+        ```python
+        compressor = tr.compression.from_name("powersgd:4")
+        model.register_comm_hook(None, compressor)
+        ```
     """
     kind, colon, number = name.partition(":")
     if kind in _PLAIN and not colon:

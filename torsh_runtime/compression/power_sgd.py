@@ -31,14 +31,15 @@ class _Matrix(NamedTuple):
 
 
 class PowerSGD(Compressor):
-    """Sends each matrix M as P and Q of `rank` columns: P = MQ, averaged and orthogonalised, then
-    Q = MᵀP, averaged; M is about PQᵀ.
+    """Sends each matrix M as two thin matrices P and Q, of which M is about PQᵀ.
 
-    rank: columns, fewer where the matrix has fewer. warm_start: begin with the last step's Q.
-    start_iteration: number of first steps that are averaged exactly. min_compression_rate: a
-    gradient is sent unchanged, as are those of one dimension, unless P and Q are smaller by that
-    factor. values: the dtype in which everything is sent, "float16" or "bfloat16"; None: the dtype
-    of the computation. seed: of the first Q, equal on all ranks.
+    P = MQ is averaged and orthogonalised, then Q = MᵀP is averaged.
+
+    Example:
+        ```python
+        compressor = tr.compression.PowerSGD(rank=4, start_iteration=100)
+        model = tr.DistributedDataParallel(model, gradient_compression=compressor)
+        ```
     """
 
     def __init__(
@@ -51,6 +52,22 @@ class PowerSGD(Compressor):
         error_feedback: bool = True,
         seed: int = 0,
     ) -> None:
+        """Create the compressor.
+
+        Args:
+            rank: The number of columns of P and Q, fewer where the matrix has fewer.
+            warm_start: Whether to begin with the last step's Q.
+            start_iteration: The number of first steps that are averaged exactly.
+            min_compression_rate: A gradient is sent unchanged, as are those of one dimension,
+                unless P and Q are smaller by this factor.
+            values: The dtype in which everything is sent, "float16" or "bfloat16"; None is the
+                dtype of the computation.
+            error_feedback: Whether to add what was lost to the next step's gradient.
+            seed: The seed of the first Q, equal on all ranks.
+
+        Raises:
+            ConfigError: For a rank below 1, and for unknown `values`.
+        """
         super().__init__(error_feedback)
         if rank < 1:
             raise ConfigError(f"rank={rank!r} is not at least 1")

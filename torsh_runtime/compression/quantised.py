@@ -111,11 +111,27 @@ class _Quantised(Compressor):
 
 
 class OneBit(_Quantised):
-    """Sends signs, and for each `block` of elements their mean magnitude (1-bit SGD, Seide et al.,
-    Interspeech 2014; scaled signs with error feedback, Karimireddy et al., ICML 2019): a 32nd of
-    the bytes. Small blocks are nearer to each step's gradient, and models learn less by them."""
+    """Sends signs, and for each block of elements their mean magnitude: a 32nd of the bytes.
+
+    See 1-bit SGD, Seide et al., Interspeech 2014; scaled signs with error feedback, Karimireddy et
+    al., ICML 2019. Small blocks are nearer to each step's gradient, and models learn less by them.
+
+    Example:
+        ```python
+        model = tr.DistributedDataParallel(model, gradient_compression=tr.compression.OneBit())
+        ```
+    """
 
     def __init__(self, block: int = 1 << 18, error_feedback: bool = True) -> None:
+        """Create the compressor.
+
+        Args:
+            block: The number of elements of a block, at least 32.
+            error_feedback: Whether to add what was lost to the next step's gradient.
+
+        Raises:
+            ConfigError: If `block` is too small.
+        """
         super().__init__(block, error_feedback, seed=0)
 
     def _code_bytes(self, width: int) -> int:
@@ -135,16 +151,32 @@ class OneBit(_Quantised):
 
 
 class Int8(_Quantised):
-    """Sends each element as one of 2 levels + 1 multiples of its block's largest magnitude, up or
-    down by chance, and so unbiased (QSGD, Alistarh et al., NeurIPS 2017, with a scale for each
-    `block` of elements): a quarter of the bytes.
+    """Sends each element as one byte, a multiple of its block's largest magnitude.
 
-    levels: at most 127. seed: of the chances, which differ from rank to rank and step to step.
+    There are 2 levels + 1 multiples. They are rounded up or down by chance, so the result is
+    unbiased (QSGD, Alistarh et al., NeurIPS 2017, with a scale for each block of elements). It
+    takes a quarter of the bytes.
+
+    Example:
+        ```python
+        model = tr.DistributedDataParallel(model, gradient_compression=tr.compression.Int8())
+        ```
     """
 
     def __init__(
         self, levels: int = 127, block: int = 1024, error_feedback: bool = False, seed: int = 0
     ) -> None:
+        """Create the compressor.
+
+        Args:
+            levels: The number of positive multiples, from 1 to 127.
+            block: The number of elements of a block, at least 32.
+            error_feedback: Whether to add what was lost to the next step's gradient.
+            seed: The seed of the chances, which differ from rank to rank and step to step.
+
+        Raises:
+            ConfigError: If `levels` or `block` is out of range.
+        """
         super().__init__(block, error_feedback, seed)
         if not 1 <= levels <= 127:
             raise ConfigError(f"levels={levels!r} is not from 1 to 127")

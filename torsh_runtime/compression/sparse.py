@@ -62,11 +62,16 @@ class _Gathered(Compressor):
 
 
 class TopK(_Share, _Gathered):
-    """Sends the elements of each bucket that are largest in magnitude (Aji and Heafield, EMNLP
-    2017; Stich et al., NeurIPS 2018): 6 bytes for each, 4 with values in half precision.
+    """Sends the elements of each bucket that are largest in magnitude.
 
-    ratio: how much of each bucket; k: how many elements of each instead. values: the dtype in
-    which they are sent: "float32", "float16" or "bfloat16".
+    See Aji and Heafield, EMNLP 2017; Stich et al., NeurIPS 2018. Each takes 6 bytes, or 4 with
+    values in half precision.
+
+    Example:
+        ```python
+        compressor = tr.compression.TopK(ratio=0.01)
+        model = tr.DistributedDataParallel(model, gradient_compression=compressor)
+        ```
     """
 
     def __init__(
@@ -76,6 +81,17 @@ class TopK(_Share, _Gathered):
         values: str = "float32",
         error_feedback: bool = True,
     ) -> None:
+        """Create the compressor.
+
+        Args:
+            ratio: The part of each bucket that is sent, above 0 and at most 1.
+            k: The number of elements of each bucket, instead of `ratio`.
+            values: The dtype in which they are sent: "float32", "float16" or "bfloat16".
+            error_feedback: Whether to add what was not sent to the next step's gradient.
+
+        Raises:
+            ConfigError: For values out of range.
+        """
         _Gathered.__init__(self, values, error_feedback)
         _Share.__init__(self, ratio, k)
 
@@ -84,12 +100,30 @@ class TopK(_Share, _Gathered):
 
 
 class Threshold(_Gathered):
-    """Sends the elements that are at least `threshold` in magnitude (after Strom, Interspeech
-    2015): ranks exchange the numbers of elements first. Arguments as for TopK."""
+    """Sends the elements that are at least `threshold` in magnitude.
+
+    It is after Strom, Interspeech 2015. Ranks exchange the numbers of elements first.
+
+    Example:
+        ```python
+        compressor = tr.compression.Threshold(1e-3)
+        model = tr.DistributedDataParallel(model, gradient_compression=compressor)
+        ```
+    """
 
     def __init__(
         self, threshold: float = 1e-3, values: str = "float32", error_feedback: bool = True
     ) -> None:
+        """Create the compressor.
+
+        Args:
+            threshold: The smallest magnitude that is sent, above 0.
+            values: The dtype in which they are sent: "float32", "float16" or "bfloat16".
+            error_feedback: Whether to add what was not sent to the next step's gradient.
+
+        Raises:
+            ConfigError: For values out of range.
+        """
         super().__init__(values, error_feedback)
         if not threshold > 0:
             raise ConfigError(f"threshold={threshold!r} is not above 0")
@@ -103,11 +137,17 @@ class Threshold(_Gathered):
 
 
 class RandomK(_Share, Compressor):
-    """Sends elements that are drawn anew in each step, the same on all ranks, so that their values
-    alone are reduced (Stich et al., NeurIPS 2018): 4 bytes for each, with any number of ranks.
+    """Sends elements that are drawn anew in each step, the same on all ranks.
 
-    ratio, k: as of TopK. seed: the same on all ranks. Without error feedback what is sent is scaled
-    up, and so unbiased (Wangni et al., NeurIPS 2018).
+    Their values alone are reduced (Stich et al., NeurIPS 2018): 4 bytes for each, with any number
+    of ranks. Without error feedback what is sent is scaled up, and so unbiased (Wangni et al.,
+    NeurIPS 2018).
+
+    Example:
+        ```python
+        compressor = tr.compression.RandomK(ratio=0.01)
+        model = tr.DistributedDataParallel(model, gradient_compression=compressor)
+        ```
     """
 
     def __init__(
@@ -117,6 +157,17 @@ class RandomK(_Share, Compressor):
         error_feedback: bool = True,
         seed: int = 0,
     ) -> None:
+        """Create the compressor.
+
+        Args:
+            ratio: The part of each bucket that is sent, above 0 and at most 1.
+            k: The number of elements of each bucket, instead of `ratio`.
+            error_feedback: Whether to add what was not sent to the next step's gradient.
+            seed: The seed of the draws, the same on all ranks.
+
+        Raises:
+            ConfigError: For values out of range.
+        """
         Compressor.__init__(self, error_feedback)
         _Share.__init__(self, ratio, k)
         self.seed = seed

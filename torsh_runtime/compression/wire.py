@@ -22,14 +22,22 @@ _ADVICE = "Make compressors alike on all ranks, or load the state of the same st
 class Stats:
     """Counts what this rank has sent, as the payload of ring algorithms.
 
-    With `n` ranks an all_reduce sends 2(n-1)/n of its bytes, an all_gather (n-1)/n of its
-    result's, an all_to_all (n-1)/n of its input's. Headers of messages are not counted.
+    With `n` ranks an all_reduce sends 2(n-1)/n of its bytes, an all_gather (n-1)/n of its result's,
+    an all_to_all (n-1)/n of its input's. Headers of messages are not counted.
+
+    Example:
+        ```python
+        stats = compressor.stats()
+        print(f"{stats.bytes_sent} bytes, {stats.ratio:.1%} of an exact all_reduce")
+        ```
     """
 
     bytes_sent: int = 0
+    """Bytes that this rank has sent."""
     dense_bytes: int = 0
     """Bytes that all_reduces of the same buckets in float32 would have sent."""
     steps: int = 0
+    """Number of steps."""
 
     @property
     def ratio(self) -> float:

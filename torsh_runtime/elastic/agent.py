@@ -88,17 +88,18 @@ class _Settings:
 class ElasticAgent:
     """Runs a function in workers and restarts them when one fails, without a command line.
 
+    ElasticAgent().min_workers(2).max_workers(8).checkpoint_dir("kept") is equivalent to arguments:
+    each of these methods returns a new agent.
+
+    Example:
+        ```python
         def train(checkpointer):
-            tr.elastic.State(model=model, ..., checkpointer=checkpointer).restore()
-            ...
-            return loss
+            return fit(checkpointer)  # restores its state first, and returns the loss
 
+        ```python
         if __name__ == "__main__":
-            agent = tr.elastic.ElasticAgent(min_workers=2, max_workers=8, checkpoint_dir="kept")
-            loss = agent.run(train)
-
-    ElasticAgent().min_workers(2).max_workers(8).checkpoint_dir("kept") is equivalent: each of
-    these methods returns a new agent.
+            loss = tr.elastic.ElasticAgent(min_workers=2, checkpoint_dir="kept").run(train)
+        ```
     """
 
     def __init__(
@@ -117,17 +118,19 @@ class ElasticAgent:
         On one machine there are `workers_per_node` workers, or else one per processor, within
         `min_workers` and `max_workers`.
 
-        rdzv_endpoint: host:port at which programs on several machines rendezvous. Each machine has
-        workers_per_node workers; the job starts with min_workers in total and grows up to
-        max_workers.
+        Args:
+            min_workers: The smallest number of workers.
+            max_workers: The largest number of workers; None is no limit.
+            checkpoint_dir: The directory of the Checkpointer that the function receives.
+            max_restarts: How many times workers are started again after a failure.
+            workers_per_node: The number of workers on each machine.
+            rdzv_endpoint: host:port at which programs on several machines rendezvous. Each machine
+                has workers_per_node workers; the job starts with min_workers in total and grows up
+                to max_workers.
+            options: Further options of torshrun's command line.
 
-        checkpoint_dir: directory of the Checkpointer that the function receives.
-
-        max_restarts: how many times workers are started again after a failure.
-
-        options: further options of torshrun's command line.
-
-        Raises ConfigError for invalid or contradictory values.
+        Raises:
+            ConfigError: For invalid or contradictory values.
         """
         self._settings = _Settings(
             min_workers=min_workers,
@@ -158,19 +161,29 @@ class ElasticAgent:
     def run(self, train_fn: Callable[..., Any]) -> Any:
         """Run the function in all workers and return its result on rank 0.
 
-        The workers have a process group. The result may consist of numbers, strings, bytes, arrays,
-        and lists, tuples and dicts of them. It is None on machines other than rank 0's.
+        The workers have a process group. In a worker of torshrun or torchrun, and in a process that
+        mpiexec or srun has started for a rank, the function is only called and its result returned.
 
-        train_fn: takes a Checkpointer of checkpoint_dir, or nothing if there is no checkpoint_dir.
-        Workers find it by its name in a module or in the program itself, which must then call run()
-        under `if __name__ == "__main__"`. The function itself restores the state it starts from.
+        Args:
+            train_fn: A function of a Checkpointer of checkpoint_dir, or of nothing if there is no
+                checkpoint_dir. Workers find it by its name in a module or in the program itself,
+                which must then call run() under `if __name__ == "__main__"`. The function itself
+                restores the state it starts from.
 
-        In a worker of torshrun or torchrun, and in a process that mpiexec or srun has started for a
-        rank, the function is only called and its result returned.
+        Returns:
+            The result, which may consist of numbers, strings, bytes, arrays, and lists, tuples and
+                dicts of them. It is None on machines other than rank 0's.
 
-        Raises WorkerFailed with the first worker's error when no restart is left. Raises
-        ConfigError before anything is started if the function cannot be found, and after it has run
-        if its result cannot be passed on.
+        Raises:
+            WorkerFailed: When no restart is left, with the first worker's error.
+            ConfigError: Before anything is started if the function cannot be found or settings
+                contradict each other, and after it has run if its result cannot be passed on.
+
+        Example:
+            ```python
+            if __name__ == "__main__":
+                loss = tr.elastic.ElasticAgent(min_workers=4).run(train)
+            ```
         """
         if is_main_being_found():
             raise ConfigError(

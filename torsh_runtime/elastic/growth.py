@@ -20,9 +20,20 @@ def checkpoint_saved(window: float = 2.0) -> None:
     it has loaded a checkpoint and after each one that it saves loses `window` seconds of work when
     it grows. Nodes that fail or go do not wait for it.
 
-    Rank 0's call counts; on other ranks, and without torshrun, it does nothing. `window` should be
-    1 or more, for the agents have to hear of it. Raises ConfigError if it is no number of seconds,
-    StoreError if the agent does not answer.
+    Rank 0's call counts; on other ranks, and without torshrun, it does nothing.
+
+    Args:
+        window: Seconds, which should be 1 or more, because the agents have to hear of it.
+
+    Raises:
+        ConfigError: If `window` is no number of seconds.
+        StoreError: If the agent does not answer within 10 seconds.
+
+    Example:
+        ```python
+        checkpointer.save(step, state)
+        tr.elastic.checkpoint_saved()
+        ```
     """
     if not 0 <= window < math.inf:
         raise ConfigError(f"window must be a number of seconds >= 0, not {window!r}")

@@ -18,16 +18,18 @@ class ElasticSampler:
     """Yields batches of a dataset's indices, each shared by all ranks.
 
     A batch does not depend on the number of ranks, so each sample is taken exactly once per epoch
-    even if ranks come and go.
+    even if ranks come and go. Batches that were given out count as taken; after the last batch the
+    next epoch begins. With torch's DataLoader, which prefetches, use DataLoader(data,
+    batch_sampler=sampler.ahead()), and `for batch in sampler.counted(loader)`.
 
+    Example:
+        ```python
+        sampler = tr.elastic.ElasticSampler(dataset, batch_size=256)
         while sampler.epoch < epochs:
             for indices in sampler:  # this rank's part of each batch that is left in the epoch
-                ...
+                train(dataset, indices)
                 state.commit()
-
-    Batches that were given out count as taken; after the last batch the next epoch begins. With
-    torch's DataLoader, which prefetches:  DataLoader(data, batch_sampler=sampler.ahead()), and
-    `for batch in sampler.counted(loader)`.
+        ```
     """
 
     def __init__(
@@ -43,18 +45,18 @@ class ElasticSampler:
     ) -> None:
         """Configure the sampler.
 
-        dataset: a dataset with a length, or the length.
+        Args:
+            dataset: A dataset with a length, or the length.
+            batch_size: Samples per batch of all ranks together. If gradients are averaged over
+                ranks, it must be a multiple of every number of ranks.
+            shuffle: Whether to shuffle the samples in each epoch.
+            seed: The seed of the order, equal on all ranks.
+            drop_last: Whether to leave out the last batch of an epoch if it is smaller.
+            num_replicas: The number of ranks; None is the default group's.
+            rank: This rank; None is that in the default group.
 
-        batch_size: samples per batch of all ranks together. If gradients are averaged over ranks,
-        it must be a multiple of every number of ranks.
-
-        seed: equal on all ranks.
-
-        drop_last: leave out the last batch of an epoch if it is smaller.
-
-        num_replicas, rank: default to those of the default group.
-
-        Raises ConfigError if the rank is out of range, or if there are no samples or no batch size.
+        Raises:
+            ConfigError: If the rank is out of range, or if there are no samples or no batch size.
         """
         self._length = dataset if isinstance(dataset, int) else len(dataset)
         self.num_replicas = get_world_size() if num_replicas is None else num_replicas
@@ -79,11 +81,30 @@ class ElasticSampler:
 
     def ahead(self) -> _Ahead:
         """Return the remaining batches without counting them as taken, for loaders that
-        prefetch."""
+        prefetch.
+
+        Example:
+            ```python
+            loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler.ahead())
+            for batch in sampler.counted(loader):
+                train(batch)
+            ```
+        """
         return _Ahead(self)
 
     def counted(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the batches, and count each as taken when it is given out."""
+        """Yield the batches, and count each as taken when it is given out.
+
+        Args:
+            batches: Batches of ahead(), such as those of a loader.
+
+        Example:
+            ```python
+            loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler.ahead())
+            for batch in sampler.counted(loader):
+                train(batch)
+            ```
+        """
         for batch in batches:
             self.num_taken += 1
             yield batch
@@ -97,7 +118,11 @@ class ElasticSampler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the saved position.
 
-        Raises ConfigError if that is within an epoch that was divided into different batches.
+        Args:
+            state: What state_dict() returned.
+
+        Raises:
+            ConfigError: If that is within an epoch that was divided into different batches.
         """
         own = self._order()
         saved = {key: state.get(key, each) for key, each in own.items()}
@@ -115,8 +140,12 @@ class ElasticSampler:
         return {**own, "shuffle": self.shuffle, "drop_last": self.drop_last}
 
     def left(self, epoch: int, first: int) -> Iterator[list[int]]:
-        """Yield this rank's part of each batch of an epoch from batch `first` on, without
-        counting."""
+        """Yield this rank's part of each batch of an epoch, without counting.
+
+        Args:
+            epoch: The epoch's number.
+            first: The number of the first batch.
+        """
         order = np.arange(self._length)
         if self.shuffle:
             np.random.default_rng((self.seed, epoch)).shuffle(order)

@@ -18,17 +18,23 @@ R = TypeVar("R")
 class State:
     """Holds a training run's state, as Horovod's class of this name: its parts are attributes.
 
+    Commits are stored in memory of torshrun's agent on each node: they outlive workers and end with
+    the job. What only one node has is also kept in the next node's memory, so any one node can be
+    lost. This takes twice the memory of the state that the rank's node keeps for itself, and twice
+    that of what it keeps for another node. All ranks make the same calls in the same order.
+
+    Raises:
+        AttributeError: For parts that were not named when it was created.
+
+    Example:
+        ```python
         state = tr.elastic.State(model=model, optimizer=optimizer, sampler=sampler, step=0)
         state.restore()
         for indices in sampler:
-            ...
+            train(indices)
             state.step += 1
             state.commit()
-
-    Commits are stored in memory of torshrun's agent on each node: they outlive workers and end
-    with the job. What only one node has is also kept in the next node's memory, so any one node can
-    be lost. This takes twice the memory of the state that the rank's node keeps for itself, and
-    twice that of what it keeps for another node. All ranks make the same calls in the same order.
+        ```
     """
 
     def __init__(
@@ -40,13 +46,13 @@ class State:
     ) -> None:
         """Name the parts of the state.
 
-        checkpointer: loaded by restore() if there is no commit.
+        Args:
+            checkpointer: Loaded by restore() if there is no commit.
+            process_group: The ranks, as for Checkpointer.
+            **parts: Objects and values as Checkpointer.save() takes them.
 
-        process_group: as for Checkpointer.
-
-        parts: objects and values as Checkpointer.save() takes them.
-
-        Raises ConfigError if the agent's memory cannot be opened.
+        Raises:
+            ConfigError: If the agent's memory cannot be opened.
         """
         self.__dict__["_parts"] = parts
         self.__dict__["_checkpointer"] = checkpointer
@@ -71,6 +77,14 @@ class State:
         """Register functions that are called whenever restore() has changed the state.
 
         Use them to rebuild what depends on the number of ranks.
+
+        Args:
+            callbacks: Functions without arguments.
+
+        Example:
+            ```python
+            state.register_reset_callbacks([lambda: print("resumed at step", state.step)])
+            ```
         """
         self._callbacks.extend(callbacks)
 
@@ -80,21 +94,40 @@ class State:
         When this returns on one rank, all ranks have kept it: if any worker or node dies from then
         on, restore() finds this commit or a later one. Without torshrun nothing is kept.
 
-        Raises CheckpointError on all ranks if one cannot keep its state or has too little memory;
-        the previous commit then remains.
+        Raises:
+            CheckpointError: On all ranks if one cannot keep its state or has too little memory; the
+                previous commit then remains.
+            CommError: If communication fails.
+
+        Example:
+            ```python
+            state.step += 1
+            state.commit()
+            ```
         """
         with section("elastic.commit"):
             self._commits.commit(self._parts)
 
     def restore(self) -> bool:
-        """Restore the last commit, or without one the newest checkpoint, and return whether there
-        was one.
+        """Restore the last commit, or without one the newest checkpoint.
 
         What a rank's node lacks is transferred from nodes that have it. If something is lost, as
         when two nodes that kept each other's shards fail at once, the previous commit is used, and
         then the checkpoint.
 
-        Raises CheckpointError on all ranks if the state does not fit on one.
+        Returns:
+            Whether there was a commit or a checkpoint.
+
+        Raises:
+            CheckpointError: On all ranks if the state does not fit on one.
+            CommError: If communication fails.
+
+        Example:
+            ```python
+            state = tr.elastic.State(model=model, step=0)
+            if state.restore():
+                print("resumed at step", state.step)
+            ```
         """
         values = self._commits.restore(self._parts)
         if values is None and self._checkpointer is not None:
@@ -108,21 +141,32 @@ class State:
         return True
 
     def sync(self) -> bool:
-        """Call restore(), after which all ranks have the same state."""
+        """Call restore(), after which all ranks have the same state, and return its result."""
         return self.restore()
 
 
 def run(
     train_fn: Callable[Concatenate[State, P], R],
 ) -> Callable[Concatenate[State, P], R]:
-    """Wrap a function so that its state is restored before it runs, as horovod.elastic.run:
+    """Wrap a function so that its state is restored before it runs, as horovod.elastic.run.
 
+    Under torshrun, which starts workers again, that is all that a job needs to resume.
+
+    Args:
+        train_fn: A function whose first argument is a State.
+
+    Returns:
+        The function that calls state.restore() first, and raises what that raises.
+
+    Example:
+        ```python
         @tr.elastic.run
-        def train(state): ...
+        def train(state):
+            fit(state)
 
-        train(state)
-
-    Under torshrun, which starts workers again, that is all that a job needs to go on.
+        ```python
+        train(tr.elastic.State(model=model, step=0))
+        ```
     """
 
     @wraps(train_fn)

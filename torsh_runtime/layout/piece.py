@@ -41,18 +41,29 @@ Span = tuple[int, int]
 class Piece:
     """Represents elements `start` to `end` (exclusive) of a box, in row-major order.
 
-    The box has size `shape` and begins at `offsets` in a tensor of shape `global_shape`. If
-    there are several boxes with gaps in between, `spans` has the ascending indices along each
-    dimension.
+    The box has size `shape` and begins at `offsets` in a tensor of shape `global_shape`. If there
+    are several boxes with gaps in between, `spans` has the ascending indices along each dimension.
 
-    Raises ConfigError if the piece is not within the tensor.
+    Raises:
+        ConfigError: If the piece is not within the tensor.
+
+    Example:
+        ```python
+        piece = Piece.of_spans((8, 4), [[(0, 2)], [(0, 4)]])  # the first two rows
+        piece.size, piece.is_box  # 8, True
+        ```
     """
 
     global_shape: tuple[int, ...]
+    """The shape of the tensor."""
     offsets: tuple[int, ...]
+    """The index at which the box begins."""
     shape: tuple[int, ...]
+    """The size of the box."""
     start: int
+    """The number of the first element in the box."""
     end: int
+    """The number after that of the last element."""
     spans: tuple[tuple[Span, ...], ...] = ()
     """Empty for one box. Create others with `of_spans`, so that equal pieces compare equal."""
 
@@ -78,7 +89,15 @@ class Piece:
 
     @classmethod
     def of_spans(cls, global_shape: tuple[int, ...], spans: Sequence[Sequence[Span]]) -> Piece:
-        """Return all elements whose index along each dimension is in one of its spans."""
+        """Return all elements whose index along each dimension is in one of its spans.
+
+        Args:
+            global_shape: The shape of the tensor.
+            spans: For each dimension its ranges (first, after the last), ascending.
+
+        Raises:
+            ConfigError: If these are not within the tensor.
+        """
         joined = tuple(map(_joined, spans))
         offsets = tuple(own[0][0] for own in joined)
         shape = tuple(sum(last - first for first, last in own) for own in joined)
@@ -86,7 +105,11 @@ class Piece:
         return cls(global_shape, offsets, shape, 0, math.prod(shape), kept)
 
     def part(self, first: int, last: int) -> Piece:
-        """Return elements `first` to `last` (exclusive) of this piece."""
+        """Return elements `first` to `last` (exclusive) of this piece.
+
+        Raises:
+            ConfigError: If the piece does not have these.
+        """
         return replace(self, start=self.start + first, end=self.start + last)
 
     def spans_of(self, dim: int) -> tuple[Span, ...]:
@@ -180,17 +203,30 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class ShardedTensor:
-    """A rank's piece of a tensor, with its values."""
+    """Holds a rank's piece of a tensor, with its values.
+
+    Example:
+        ```python
+        rows = ShardedTensor(np.zeros((2, 4)), Piece.of_spans((8, 4), [[(0, 2)], [(0, 4)]]))
+        checkpointer.save(step, {"table": rows})
+        ```
+    """
 
     values: Any
     """An array or tensor of any shape with piece.size elements, in order."""
     piece: Piece
+    """The elements that it has."""
 
 
 def overlaps(ours: Piece, theirs: Piece) -> Iterator[Overlap]:
     """Yield the elements that two pieces of one tensor share, by ascending number.
 
-    Raises ConfigError if their tensors differ in shape.
+    Args:
+        ours: A piece.
+        theirs: A piece.
+
+    Raises:
+        ConfigError: If their tensors differ in shape.
     """
     if ours.global_shape != theirs.global_shape:
         raise ConfigError(
@@ -214,8 +250,15 @@ def overlaps(ours: Piece, theirs: Piece) -> Iterator[Overlap]:
 def cover(ours: Piece, others: Sequence[Piece]) -> Iterator[tuple[int, Overlap]]:
     """Yield where to find each element of a piece in other pieces, once, by ascending number.
 
-    Each item is the index in `others` of a piece that has the elements, and the overlap with it.
-    Raises ConfigError if no piece has an element.
+    Args:
+        ours: The piece.
+        others: The other pieces.
+
+    Yields:
+        The index in `others` of a piece that has the elements, and the overlap with it.
+
+    Raises:
+        ConfigError: If no piece has an element, or if the tensors differ in shape.
     """
     if ours in others:
         if ours.size:

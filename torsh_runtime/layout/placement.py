@@ -12,7 +12,14 @@ from torsh_runtime.layout.piece import Piece, Span
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """States that all ranks along the axis have the same elements."""
+    """States that all ranks along the axis have the same elements.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((8,), (("dp", 4, Replicate()),))
+        layout.piece({"dp": 3}).is_whole  # True
+        ```
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +30,19 @@ class Shard:
     dimension, such as query, key and value of a fused projection, each rank has a part of each.
     Otherwise `parts` may list the parts.
 
-    Raises ConfigError if parts overlap without being equal.
+    Raises:
+        ConfigError: If parts overlap without being equal, or if both `sections` and `parts` are
+            given.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((8, 4), (("tp", 2, tr.Shard(0)),))
+        layout.piece({"tp": 1}).shape  # (4, 4)
+        ```
     """
 
     dim: int
+    """The dimension that is divided."""
     sections: tuple[int, ...] = ()
     """Sizes of the sections."""
     parts: tuple[tuple[Span, ...], ...] = ()
@@ -43,14 +59,40 @@ class Shard:
 
     @classmethod
     def at(cls, dim: int, cuts: Sequence[int]) -> Shard:
-        """Cut at these indices, from 0 to the size: the i-th rank has `cuts[i]` to `cuts[i +
-        1]`."""
+        """Cut at these indices, from 0 to the size: the i-th rank has `cuts[i]` to `cuts[i + 1]`.
+
+        Args:
+            dim: The dimension that is divided.
+            cuts: The indices, ascending, one more than there are ranks.
+
+        Returns:
+            The placement.
+
+        Returns:
+            The placement.
+
+        Example:
+            ```python
+            tr.Shard.at(0, [0, 3, 8]).spans(8, 2, 1)  # ((3, 8),)
+            ```
+        """
         return cls(dim, parts=tuple(((first, last),) for first, last in pairwise(cuts)))
 
     def spans(self, size: int, parts: int, index: int) -> tuple[Span, ...]:
-        """Return which of `size` indices the `index`-th of `parts` ranks has.
+        """Return which indices of the dimension a rank has, as pairs (first, after the last).
 
-        Raises ConfigError if sections or parts do not fit.
+        Args:
+            size: The number of indices.
+            parts: The number of ranks along the axis.
+            index: The rank's index along the axis.
+
+        Raises:
+            ConfigError: If sections or parts do not fit.
+
+        Example:
+            ```python
+            tr.Shard(0).spans(5, 2, 0)  # ((0, 3),): the first part is rounded up
+            ```
         """
         if self.parts:
             self._check(size, parts)
@@ -66,7 +108,7 @@ class Shard:
         )
 
     def is_first(self, index: int) -> bool:
-        """Return whether no earlier rank along the axis has the same part."""
+        """Return whether no earlier rank along the axis has the part of the rank at `index`."""
         return not self.parts or self.parts.index(self.parts[index]) == index
 
     def _are_apart(self) -> bool:
@@ -87,21 +129,51 @@ class Flat:
     """States that the i-th rank along the axis has elements cuts[i] to cuts[i + 1].
 
     They are counted in row-major order among the elements that the previous axes left.
+
+    Raises:
+        ConfigError: From TensorLayout, if the cuts are not one more than ranks, ascending from 0.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((2, 4), (("dp", 2, Flat(even_cuts(8, 2))),))
+        layout.piece({"dp": 1}).size  # 4
+        ```
     """
 
     cuts: tuple[int, ...]
+    """The numbers of the elements at which the tensor is cut, from 0 to its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """States that the tensor is the sum of the equally shaped values along the axis."""
+    """States that the tensor is the sum of the equally shaped values along the axis.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((8,), (("tp", 2, Partial()),))
+        layout.sharded()  # ()
+        ```
+    """
 
 
 Placement = Replicate | Shard | Flat | Partial
 
 
 def even_cuts(size: int, parts: int) -> tuple[int, ...]:
-    """Return where to cut `size` elements into `parts` parts that differ by one element at most."""
+    """Return where to cut `size` elements into `parts` parts that differ by one element at most.
+
+    Args:
+        size: The number of elements.
+        parts: The number of parts.
+
+    Returns:
+        parts + 1 numbers, from 0 to `size`.
+
+    Example:
+        ```python
+        even_cuts(10, 4)  # (0, 2, 5, 7, 10)
+        ```
+    """
     return tuple(size * part // parts for part in range(parts + 1))
 
 
@@ -109,11 +181,19 @@ def even_cuts(size: int, parts: int) -> tuple[int, ...]:
 class TensorLayout:
     """Describes a tensor's shape and its placement along each axis, the outermost first.
 
-    Raises ConfigError for a dimension that the tensor does not have, and if an axis after a Flat
-    one divides further.
+    Raises:
+        ConfigError: For a dimension that the tensor does not have, and if an axis after a Flat one
+            divides further.
+
+    Example:
+        ```python
+        layout = tr.TensorLayout((8, 4), (("dp", 2, Replicate()), ("tp", 2, tr.Shard(1))))
+        layout.sharded()  # ("tp",); Replicate is in torsh_runtime.layout
+        ```
     """
 
     shape: tuple[int, ...]
+    """The shape of the whole tensor."""
     axes: tuple[tuple[str, int, Placement], ...] = ()
     """Name, number of ranks and placement of each axis."""
 
@@ -132,7 +212,21 @@ class TensorLayout:
                 _check_cuts(name, placement.cuts, size)
 
     def piece(self, coordinate: Mapping[str, int]) -> Piece:
-        """Return the piece at `coordinate`, which maps axes to indices; other axes are ignored."""
+        """Return the piece of the rank at a coordinate.
+
+        Args:
+            coordinate: The rank's index along each axis of the layout; other axes are ignored.
+
+        Raises:
+            KeyError: If it lacks an axis.
+            ConfigError: If the sections or parts of a Shard do not fit.
+
+        Example:
+            ```python
+            layout = tr.TensorLayout((8, 4), (("tp", 2, tr.Shard(0)),))
+            layout.piece({"tp": 1}).offsets  # (4, 0)
+            ```
+        """
         spans: list[tuple[Span, ...]] = [((0, size),) for size in self.shape]
         part: Span | None = None
         for name, parts, placement in self.axes:
@@ -147,9 +241,13 @@ class TensorLayout:
         return found if part is None else found.part(*part)
 
     def pieces(self, coordinate: Mapping[str, int]) -> tuple[Piece, ...]:
-        """Return the boxes at this coordinate in row-major order.
+        """Return the boxes at a coordinate in row-major order.
 
-        Raises ConfigError if the piece is a part of a box.
+        Args:
+            coordinate: As piece().
+
+        Raises:
+            ConfigError: If the piece is a part of a box.
         """
         whole = self.piece(coordinate)
         if not whole.is_box:
@@ -158,7 +256,13 @@ class TensorLayout:
         return tuple(Piece.of_spans(self.shape, [[each] for each in box]) for box in product(*rows))
 
     def sharded(self) -> tuple[str, ...]:
-        """Return the names of the axes along which ranks have different elements."""
+        """Return the names of the axes along which ranks have different elements.
+
+        Example:
+            ```python
+            tr.TensorLayout((8, 4), (("tp", 2, tr.Shard(0)),)).sharded()  # ("tp",)
+            ```
+        """
         return tuple(
             name
             for name, size, placement in self.axes
@@ -166,7 +270,11 @@ class TensorLayout:
         )
 
     def is_first(self, coordinate: Mapping[str, int]) -> bool:
-        """Return whether no earlier coordinate along the sharded axes has the same elements."""
+        """Return whether no earlier coordinate along the sharded axes has the same elements.
+
+        Args:
+            coordinate: As piece().
+        """
         return all(
             not isinstance(placement, Shard) or placement.is_first(coordinate[name])
             for name, _, placement in self.axes

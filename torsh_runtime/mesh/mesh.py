@@ -53,7 +53,30 @@ def init_device_mesh(
     `init_device_mesh((2, -1), ("dp", "tp"))`.
 
     Every rank calls this with the same arguments, and in the same order if there are several
-    meshes. See DeviceMesh for the arguments and the errors raised.
+    meshes.
+
+    Args:
+        device_type: "cpu" or "cuda", where arrays are stored; in the shorter forms the sizes of the
+            axes, or a mapping of their names to sizes.
+        mesh_shape: The sizes of the axes, which multiply to the number of ranks; one may be -1. In
+            the shorter form, the names.
+        mesh_dim_names: The names of the axes; None is dim_0, dim_1 and so on.
+        backend_override: A different backend for some axes, by name or number.
+        comm_strategy: How ranks of several nodes carry out collectives; see DeviceMesh.
+
+    Returns:
+        The mesh.
+
+    Raises:
+        ConfigError: If there is no default group, or for arguments that do not fit, on all ranks if
+            they differ.
+        CommError: If the exchange among the ranks fails.
+
+    Example:
+        ```python
+        mesh = tr.init_device_mesh("cpu", (2, -1), mesh_dim_names=("dp", "tp"))
+        tr.all_reduce(gradient, group=mesh.get_group("dp"))
+        ```
     """
     if isinstance(device_type, Mapping):
         device_type, mesh_shape = tuple(device_type.values()), tuple(device_type)
@@ -68,11 +91,19 @@ def init_device_mesh(
 class DeviceMesh:
     """Arranges the ranks of a group along named axes. Pass it on explicitly: none is "current".
 
-    `mesh["dp"]` and `mesh["dp", "tp"]` are meshes of these axes around this rank. `flatten()`
-    joins a mesh's axes into one, and `view()` adds axes for the same ranks. The group along an axis
-    is created on first use, in which all its ranks must take part. Axes with the same ranks share
-    a group; an axis with all ranks of the mesh's group uses that group, and one of size 1 needs no
+    `mesh["dp"]` and `mesh["dp", "tp"]` are meshes of these axes around this rank. `flatten()` joins
+    a mesh's axes into one, and `view()` adds axes for the same ranks. The group along an axis is
+    created on first use, in which all its ranks must take part. Axes with the same ranks share a
+    group; an axis with all ranks of the mesh's group uses that group, and one of size 1 needs no
     peers. The groups end with the default group.
+
+    Example:
+        ```python
+        mesh = tr.DeviceMesh((2, 2, -1), ("pp", "dp", "tp"))
+        tr.all_reduce(gradient, group=mesh.get_group("dp"))
+        stage = mesh["dp", "tp"].flatten()  # the ranks with this rank's index along "pp"
+        tr.barrier(stage.get_group())
+        ```
     """
 
     _further: tuple[Axis, ...]
@@ -95,24 +126,22 @@ class DeviceMesh:
     ) -> None:
         """Create a mesh. All ranks of the group call it and check that their arguments agree.
 
-        mesh_shape: sizes that multiply to the number of ranks; one may be -1. Ranks are numbered
-        along the last axis first, so that it stays within a node if possible. If it does not, a
-        warning is logged.
+        Args:
+            mesh_shape: Sizes that multiply to the number of ranks; one may be -1. Ranks are
+                numbered along the last axis first, so that it stays within a node if possible. If
+                it does not, a warning is logged.
+            mesh_dim_names: Names of the axes. None is dim_0, dim_1 and so on.
+            group: The ranks, in its order. None is the default group.
+            device_type: Where arrays are stored, "cpu" or "cuda", which determines the groups'
+                backend: that of `group` if it supports the device.
+            backend_override: A different backend for some axes, by name or number.
+            comm_strategy: How ranks of several nodes carry out collectives, for all axes or by
+                name: "adaptive", "standard", "ring", "tree" or "hierarchical". The default is
+                TORSH_ALGORITHM.
 
-        mesh_dim_names: names of the axes. None: dim_0, dim_1 and so on.
-
-        group: the ranks, in its order. None is the default group.
-
-        device_type: where arrays are stored, which determines the groups' backend: that of `group`
-        if it supports the device.
-
-        backend_override: a different backend for some axes, by name or number.
-
-        comm_strategy: how ranks of several nodes carry out collectives, for all axes or by name:
-        "adaptive", "standard", "ring", "tree" or "hierarchical". The default is TORSH_ALGORITHM.
-
-        Raises ConfigError for arguments that do not fit, on all ranks if they differ; CommError as
-        the group does.
+        Raises:
+            ConfigError: For arguments that do not fit, on all ranks if they differ.
+            CommError: If the exchange among the ranks fails.
         """
         root = group or default_group()
         groups = Groups(root)  # raises on ranks outside the group
@@ -142,19 +171,40 @@ class DeviceMesh:
         self._further = further
 
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """Return the mesh of these axes, in this order, around this rank. Raises KeyError for
-        unknown axes."""
+        """Return the mesh of these axes, in this order, around this rank.
+
+        Args:
+            names: The name of an axis, or a tuple of names.
+
+        Raises:
+            KeyError: For unknown axes.
+
+        Example:
+            ```python
+            data = mesh["dp", "cp"]
+            ```
+        """
         wanted = names if isinstance(names, tuple | list) else (names,)
         return self._part(self._known.select(wanted), self._ways)
 
     def view(self, sizes: Mapping[str, int], over: Sequence[str]) -> DeviceMesh:
         """Return this mesh with additional axes that divide the ranks along the axes `over`.
 
-        The ranks along `over`, in row-major order, are laid out along axes of the names and sizes
-        in `sizes`; one size may be -1. Example: `mesh.view({"edp": 2, "ep": -1}, over=("dp", "cp",
-        "tp"))["ep"]`. Axes with the same ranks share their group.
+        The ranks along `over`, in row-major order, are laid out along the new axes. Axes with the
+        same ranks share their group.
 
-        Raises ConfigError for names that exist already and for sizes that do not fit.
+        Args:
+            sizes: Names and sizes of the new axes; one size may be -1.
+            over: Names of the axes whose ranks are divided.
+
+        Raises:
+            ConfigError: For names that exist already and for sizes that do not fit.
+            KeyError: For unknown axes in `over`.
+
+        Example:
+            ```python
+            experts = mesh.view({"edp": 2, "ep": -1}, over=("dp", "cp", "tp"))["ep"]
+            ```
         """
         taken = [name for name in sizes if name in self._known.names]
         if taken:
@@ -173,7 +223,20 @@ class DeviceMesh:
         Use it after the group was reconfigured or created again; a size of -1 is then computed
         anew. Every rank of the group calls it.
 
-        Raises ConfigError for a part of a mesh, and if the sizes do not fit the ranks.
+        Returns:
+            The new mesh.
+
+        Returns:
+            The new mesh.
+
+        Raises:
+            ConfigError: For a part of a mesh, and if the sizes do not fit the ranks.
+
+        Example:
+            ```python
+            tr.group.WORLD.configure(store, "", rank, world_size, quorum_id=2)
+            mesh = mesh.anew()
+            ```
         """
         if self._asked is None:
             raise ConfigError(
@@ -192,6 +255,15 @@ class DeviceMesh:
 
         They raise CommAborted on all ranks of these groups, which then abort their other groups,
         too.
+
+        Example:
+            ```python
+            try:
+                step()
+            except tr.CommError:
+                mesh.abort()
+                raise
+            ```
         """
         self._groups.abort()
 
@@ -201,26 +273,62 @@ class DeviceMesh:
         return self._groups.root
 
     def measure(self, is_wanted: bool = True) -> None:
-        """Start or stop counting and timing all operations of the groups of this mesh and its
-        views.
+        """Start or stop measuring all operations of the groups of this mesh and its views.
 
-        The group of all ranks may be the default group. Without measuring, operations have no
-        overhead from the mesh.
+        They are counted and timed; see stats(). The group of all ranks may be the default group.
+        Without measuring, operations have no overhead from the mesh.
+
+        Args:
+            is_wanted: Whether to measure; False stops it.
+
+        Example:
+            ```python
+            mesh.measure()
+            train()
+            print(mesh.stats())
+            ```
         """
         self._groups.measure(is_wanted)
 
     def stats(self) -> dict[str, dict[str, OperationStats]]:
         """Return what was counted on this rank since measure(), by axis and operation.
 
-        Each entry has calls, bytes, latency (seconds) and bandwidth (bytes per second). Axes with
-        the same ranks share their counts.
+        Axes with the same ranks share their counts.
+
+        Returns:
+            For each axis and operation calls, bytes, seconds, latency (seconds) and bandwidth
+                (bytes per second).
+
+        Example:
+            ```python
+            mesh.measure()
+            train()
+            print(mesh.stats()["dp"]["all_reduce"].seconds)
+            ```
         """
         found = {axis.name: self._found(axis) for axis in self._known.axes}
         return {name: self._groups.stats(group) for name, group in found.items() if group}
 
     def is_in_node(self, mesh_dim: Dim | None = None) -> bool:
-        """Return whether all ranks along an axis are known to be on one machine. Creates its
-        group."""
+        """Return whether all ranks along an axis are known to be on one machine.
+
+        It creates the axis's group.
+
+        Args:
+            mesh_dim: As get_group().
+
+        Raises:
+            ConfigError: As get_group().
+            KeyError: As get_group().
+            BackendUnavailable: As get_group().
+            CommTimeout: As get_group().
+
+        Example:
+            ```python
+            if mesh.is_in_node("tp"):
+                print("tensor parallelism does not use the network")
+            ```
+        """
         group = self.get_group(mesh_dim)
         return group.is_in_node or group.world_size == 1
 
@@ -232,8 +340,16 @@ class DeviceMesh:
     def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
         """Return a mesh with the same ranks along one axis.
 
-        The name defaults to the axes' names joined by "_". Backend and strategy are those of the
-        first axis.
+        Backend and strategy are those of the first axis.
+
+        Args:
+            mesh_dim_name: The axis's name; None is the axes' names joined by "_".
+
+        Example:
+            ```python
+            replicas = mesh["dp", "cp"].flatten()
+            tr.all_reduce(gradient, group=replicas.get_group())
+            ```
         """
         name = mesh_dim_name or "_".join(self._layout.names)
         ways = {name: self._ways[self._layout.names[0]]}
@@ -267,7 +383,17 @@ class DeviceMesh:
         return np.array(ranks, np.int64).reshape(self.shape)
 
     def size(self, mesh_dim: Dim | None = None) -> int:
-        """Return the number of ranks along an axis, or without one of the whole mesh."""
+        """Return the number of ranks along the axis `mesh_dim`, or for None of the whole mesh.
+
+        Raises:
+            KeyError: For an unknown axis.
+
+        Example:
+            ```python
+            mesh = tr.init_device_mesh((2, 4), ("dp", "tp"))
+            mesh.size("tp"), mesh.size()  # 4, 8
+            ```
+        """
         return math.prod(self.shape) if mesh_dim is None else self._axis(mesh_dim).size
 
     def get_rank(self) -> int:
@@ -277,20 +403,50 @@ class DeviceMesh:
     def get_local_rank(self, mesh_dim: Dim | None = None) -> int:
         """Return this rank's index along an axis, which is its rank in the axis's group.
 
-        The axis may be left out if there is only one. Raises ConfigError if it is needed, KeyError
-        if it is unknown.
+        Args:
+            mesh_dim: The axis, by name or number; None if there is only one.
+
+        Raises:
+            ConfigError: If `mesh_dim` is None and there are several axes.
+            KeyError: For an unknown axis.
+
+        Example:
+            ```python
+            mesh = tr.init_device_mesh((2, 4), ("dp", "tp"))
+            mesh.get_local_rank("tp")  # 1 on rank 5
+            ```
         """
         return self._axis(mesh_dim).index(self._place)
 
     def get_coordinate(self) -> list[int]:
-        """Return this rank's index along each axis."""
+        """Return this rank's index along each axis.
+
+        Example:
+            ```python
+            mesh = tr.init_device_mesh((2, 4), ("dp", "tp"))
+            mesh.get_coordinate()  # [1, 1] on rank 5
+            ```
+        """
         return list(self._layout.coordinate(self._place))
 
     def get_group(self, mesh_dim: Dim | None = None) -> ProcessGroup:
         """Return the group of this rank and the ranks that differ from it only along this axis.
 
-        The axis may be left out if there is only one. Raises ConfigError if it is needed, KeyError
-        if it is unknown, and what new_group() raises.
+        The first use creates it, in which all these ranks must take part.
+
+        Args:
+            mesh_dim: The axis, by name or number; None if there is only one.
+
+        Raises:
+            ConfigError: If `mesh_dim` is None and there are several axes, and as new_group().
+            KeyError: For an unknown axis.
+            BackendUnavailable: As new_group().
+            CommTimeout: If ranks did not come; it names them.
+
+        Example:
+            ```python
+            tr.all_reduce(gradient, group=mesh.get_group("dp"))
+            ```
         """
         axis = self._axis(mesh_dim)
         group = self._groups.get(self._members(axis), self._ways[axis.name], axis.name)
@@ -301,12 +457,17 @@ class DeviceMesh:
     def alike(self, axes: Sequence[str] | DeviceMesh) -> ProcessGroup:
         """Return the group of this mesh's ranks that share this rank's index along other axes.
 
-        Example: `mesh["dp", "cp"].alike(["ep"])` has the ranks with the same experts.
+        Args:
+            axes: Names of axes of the mesh that this is a part of, or a different part of it with
+                these axes.
 
-        axes: names of axes of the mesh that this is a part of, or another part of it with these
-        axes.
+        Raises:
+            KeyError: For unknown names.
 
-        Raises KeyError for unknown names.
+        Example:
+            ```python
+            mesh["dp", "cp"].alike(["ep"])  # the ranks with the same experts
+            ```
         """
         if isinstance(axes, DeviceMesh):
             known = [*axes._layout.axes]
@@ -322,7 +483,7 @@ class DeviceMesh:
         return self._groups.get(places, self._ways[names[0]], "_".join(names))
 
     def is_part_with(self, other: DeviceMesh) -> bool:
-        """Return whether both are parts of one mesh or of its views."""
+        """Return whether this mesh and `other` are parts of one mesh or of its views."""
         return self._groups is other._groups
 
     def size_along(self, axis: str) -> int | None:
@@ -331,7 +492,13 @@ class DeviceMesh:
         return next((each.size for each in every if each.name == axis), None)
 
     def get_all_groups(self) -> list[ProcessGroup]:
-        """Return the groups of all axes, in their order."""
+        """Return the groups of all axes, in their order.
+
+        Raises:
+            ConfigError: As get_group().
+            BackendUnavailable: As get_group().
+            CommTimeout: As get_group().
+        """
         return [self.get_group(name) for name in self._layout.names]
 
     def __eq__(self, other: object) -> bool:

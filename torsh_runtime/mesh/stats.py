@@ -16,9 +16,18 @@ from torsh_runtime.backends.work import Work
 
 @dataclass(frozen=True, slots=True)
 class OperationStats:
-    """Sums up all calls of one operation on this rank."""
+    """Sums up all calls of one operation on this rank.
+
+    Example:
+        ```python
+        mesh.measure()
+        train()
+        print(mesh.stats()["dp"]["all_reduce"].bandwidth)  # bytes per second
+        ```
+    """
 
     calls: int = 0
+    """Number of calls."""
     bytes: int = 0
     """The larger of input and output of each call, summed."""
     seconds: float = 0.0

@@ -26,14 +26,24 @@ _NAMES = ("pp", "dp", "tp")
 class ThreeDParallelismConfig:
     """Configures the sizes of the three axes and how their ranks communicate.
 
-    One size may be -1. `comm_strategy` is one of CommunicationStrategy. Raises ConfigError for
-    other sizes.
+    Raises:
+        ConfigError: For sizes other than -1 or 1 and more, and if several are -1.
+
+    Example:
+        ```python
+        config = tr.ThreeDParallelismConfig(dp_size=-1, tp_size=2, pp_size=2)
+        manager = tr.ProcessGroupManager(config)
+        ```
     """
 
     dp_size: int = 1
+    """The number of data parallel ranks; -1 is what remains."""
     tp_size: int = 1
+    """The number of tensor parallel ranks; -1 is what remains."""
     pp_size: int = 1
+    """The number of stages of the pipeline; -1 is what remains."""
     comm_strategy: str = CommunicationStrategy.ADAPTIVE
+    """A member of CommunicationStrategy, or its value."""
 
     def __post_init__(self) -> None:
         if any(size < 1 and size != -1 for size in self.shape) or self.shape.count(-1) > 1:
@@ -50,11 +60,31 @@ class ThreeDParallelismConfig:
 class RankMapping:
     """Holds a rank's index along each of the three axes.
 
-    Raises ConfigError for a rank that does not exist, and if a size is -1: use the config of a
-    ProcessGroupManager then.
+    Attributes:
+        global_rank: The rank.
+        pp_rank: The stage of the pipeline.
+        dp_rank: The index along the data parallel axis.
+        tp_rank: The index along the tensor parallel axis.
+
+    Raises:
+        ConfigError: For a rank that does not exist, and if a size is -1: use the config of a
+            ProcessGroupManager then.
+
+    Example:
+        ```python
+        config = tr.ThreeDParallelismConfig(dp_size=2, tp_size=2, pp_size=2)
+        place = tr.RankMapping(config, global_rank=5)
+        place.pp_rank, place.dp_rank, place.tp_rank  # 1, 0, 1
+        ```
     """
 
     def __init__(self, config: ThreeDParallelismConfig, global_rank: int) -> None:
+        """Compute the indices.
+
+        Args:
+            config: The sizes of the axes.
+            global_rank: The rank.
+        """
         _check_within(global_rank, math.prod(_known(config)), "rank")
         self.global_rank = global_rank
         coordinate = Layout.dense(config.shape, _NAMES).coordinate(global_rank)
@@ -64,7 +94,23 @@ class RankMapping:
     def from_3d_coords(
         config: ThreeDParallelismConfig, dp_rank: int, tp_rank: int, pp_rank: int
     ) -> int:
-        """Return the rank at these indices. Raises ConfigError if one is out of range."""
+        """Return the rank at these indices.
+
+        Args:
+            config: The sizes of the axes.
+            dp_rank: The index along the data parallel axis.
+            tp_rank: The index along the tensor parallel axis.
+            pp_rank: The stage of the pipeline.
+
+        Raises:
+            ConfigError: If an index is out of range, or if a size is -1.
+
+        Example:
+            ```python
+            config = tr.ThreeDParallelismConfig(dp_size=2, tp_size=2, pp_size=2)
+            tr.RankMapping.from_3d_coords(config, dp_rank=0, tp_rank=1, pp_rank=1)  # 5
+            ```
+        """
         for name, at, size in zip(_NAMES, (pp_rank, dp_rank, tp_rank), _known(config), strict=True):
             _check_within(at, size, f"{name}_rank")
         return (pp_rank * config.dp_size + dp_rank) * config.tp_size + tp_rank
@@ -73,7 +119,19 @@ class RankMapping:
 class ProcessGroupIds:
     """Names the groups along each axis by their indices along the others.
 
-    The names are None for indices out of range. Raises ConfigError if a size is -1.
+    The names are None for indices out of range.
+
+    Args:
+        config: The sizes of the axes.
+
+    Raises:
+        ConfigError: If a size is -1.
+
+    Example:
+        ```python
+        ids = tr.ProcessGroupIds(tr.ThreeDParallelismConfig(dp_size=2, tp_size=2))
+        ids.get_dp_group_id(tp_rank=1, pp_rank=0)  # "dp_group_tp1_pp0"
+        ```
     """
 
     def __init__(self, config: ThreeDParallelismConfig) -> None:
@@ -81,12 +139,30 @@ class ProcessGroupIds:
         self._sizes = {"pp": config.pp_size, "dp": config.dp_size, "tp": config.tp_size}
 
     def get_dp_group_id(self, tp_rank: int, pp_rank: int) -> str | None:
+        """Return the name of a data parallel group.
+
+        Args:
+            tp_rank: The index along the tensor parallel axis.
+            pp_rank: The stage of the pipeline.
+        """
         return self._name("dp", tp=tp_rank, pp=pp_rank)
 
     def get_tp_group_id(self, dp_rank: int, pp_rank: int) -> str | None:
+        """Return the name of a tensor parallel group.
+
+        Args:
+            dp_rank: The index along the data parallel axis.
+            pp_rank: The stage of the pipeline.
+        """
         return self._name("tp", dp=dp_rank, pp=pp_rank)
 
     def get_pp_group_id(self, dp_rank: int, tp_rank: int) -> str | None:
+        """Return the name of a pipeline's group.
+
+        Args:
+            dp_rank: The index along the data parallel axis.
+            tp_rank: The index along the tensor parallel axis.
+        """
         return self._name("pp", dp=dp_rank, tp=tp_rank)
 
     def _name(self, axis: str, **at: int) -> str | None:
@@ -111,23 +187,58 @@ def _check_within(at: int, size: int, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationStats:
-    """Sums up what a rank has done in the groups of all axes."""
+    """Sums up what a rank has done in the groups of all axes.
+
+    Example:
+        ```python
+        stats = manager.get_communication_stats()
+        print(f"{stats.total_communications} calls, {stats.bandwidth_gbps:.1f} Gbit/s")
+        ```
+    """
 
     total_communications: int
+    """Number of operations."""
     total_bytes_communicated: int
+    """Number of bytes."""
     average_latency_ms: float
+    """Milliseconds that an operation took on average."""
     bandwidth_gbps: float
     """Gigabits per second."""
 
 
 class ProcessGroupManager:
-    """Provides the groups of the three axes and collectives in them, for ProcessGroup's arrays."""
+    """Provides the groups of the three axes and collectives in them, for ProcessGroup's arrays.
+
+    Attributes:
+        mesh: The DeviceMesh with the axes "pp", "dp" and "tp".
+        config: The sizes, without -1.
+        group_ids: The groups' names.
+        rank_mapping: This rank's index along each axis.
+
+    Raises:
+        CommError: From all methods that communicate, as ProcessGroup.
+
+    Example:
+        ```python
+        config = tr.ThreeDParallelismConfig(dp_size=-1, tp_size=2)
+        manager = tr.ProcessGroupManager(config)
+        manager.all_reduce_dp(gradient)
+        ```
+    """
 
     def __init__(
         self, config: ThreeDParallelismConfig, main_process_group: ProcessGroup | None = None
     ) -> None:
-        """Create the mesh of the group's ranks; None is the default group. Raises as DeviceMesh
-        does."""
+        """Create the mesh of the group's ranks and start to measure its operations.
+
+        Args:
+            config: The sizes of the axes.
+            main_process_group: The ranks; None is the default group.
+
+        Raises:
+            ConfigError: As DeviceMesh.
+            CommError: As DeviceMesh.
+        """
         group = main_process_group or default_group()
         self.mesh = DeviceMesh(config.shape, _NAMES, group, comm_strategy=config.comm_strategy)
         self.mesh.measure()
@@ -149,35 +260,107 @@ class ProcessGroupManager:
         return self.mesh.get_group("pp")
 
     def send_to_next_stage(self, tensor: object, next_rank: int, micro_batch_id: int) -> None:
-        """Send an activation to `next_rank`, a rank in the pipeline's group."""
+        """Send an activation to the next stage.
+
+        Args:
+            tensor: The array to send.
+            next_rank: The receiver, a rank in the pipeline's group.
+            micro_batch_id: The microbatch's number, which the receiver gives, too.
+
+        Example:
+            ```python
+            stage = manager.rank_mapping.pp_rank
+            manager.send_to_next_stage(activation, stage + 1, micro_batch_id=0)
+            ```
+        """
         self.get_pp_process_group().send(tensor, next_rank, _forward(micro_batch_id))
 
     def send_to_prev_stage(self, tensor: object, prev_rank: int, micro_batch_id: int) -> None:
-        """Send a gradient to `prev_rank`, a rank in the pipeline's group."""
+        """Send a gradient to the previous stage.
+
+        Args:
+            tensor: The array to send.
+            prev_rank: The receiver, a rank in the pipeline's group.
+            micro_batch_id: The microbatch's number, which the receiver gives, too.
+
+        Example:
+            ```python
+            stage = manager.rank_mapping.pp_rank
+            manager.send_to_prev_stage(gradient, stage - 1, micro_batch_id=0)
+            ```
+        """
         self.get_pp_process_group().send(tensor, prev_rank, _backward(micro_batch_id))
 
     def receive_from_prev_stage(
         self, shape: Sequence[int], prev_rank: int, micro_batch_id: int, dtype: Any = np.float32
     ) -> NDArray[Any]:
-        """Receive an activation of this shape and dtype from `prev_rank` and return it."""
+        """Receive an activation from the previous stage and return it.
+
+        Args:
+            shape: Its shape.
+            prev_rank: The sender, a rank in the pipeline's group.
+            micro_batch_id: The microbatch's number.
+            dtype: Its dtype.
+
+        Example:
+            ```python
+            stage = manager.rank_mapping.pp_rank
+            activation = manager.receive_from_prev_stage((32, 512), stage - 1, micro_batch_id=0)
+            ```
+        """
         return self._receive(shape, prev_rank, _forward(micro_batch_id), dtype)
 
     def receive_from_next_stage(
         self, shape: Sequence[int], next_rank: int, micro_batch_id: int, dtype: Any = np.float32
     ) -> NDArray[Any]:
-        """Receive a gradient of this shape and dtype from `next_rank` and return it."""
+        """Receive a gradient from the next stage and return it.
+
+        Args:
+            shape: Its shape.
+            next_rank: The sender, a rank in the pipeline's group.
+            micro_batch_id: The microbatch's number.
+            dtype: Its dtype.
+
+        Example:
+            ```python
+            stage = manager.rank_mapping.pp_rank
+            gradient = manager.receive_from_next_stage((32, 512), stage + 1, micro_batch_id=0)
+            ```
+        """
         return self._receive(shape, next_rank, _backward(micro_batch_id), dtype)
 
     def all_reduce_dp(self, tensor: object) -> None:
-        """Sum the tensor in place over the data parallel group."""
+        """Sum the tensor in place over the data parallel group.
+
+        Example:
+            ```python
+            manager.all_reduce_dp(gradient)
+            gradient /= manager.config.dp_size
+            ```
+        """
         self.get_dp_process_group().all_reduce(tensor)
 
     def all_reduce_tp(self, tensor: object) -> None:
-        """Sum the tensor in place over the tensor parallel group."""
+        """Sum the tensor in place over the tensor parallel group.
+
+        Example:
+            ```python
+            manager.all_reduce_tp(partial_sums)
+            ```
+        """
         self.get_tp_process_group().all_reduce(tensor)
 
     def all_gather_tp(self, tensor: Any) -> Any:
-        """Return the tensors of all tensor parallel ranks, concatenated along dimension 0."""
+        """Return the tensors of all tensor parallel ranks, concatenated along dimension 0.
+
+        Args:
+            tensor: An array or a tensor, of the same shape and dtype on all these ranks.
+
+        Example:
+            ```python
+            rows = manager.all_gather_tp(own_rows)
+            ```
+        """
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape
         gathered = _empty(tensor, (rows * group.world_size, *rest))
@@ -187,7 +370,16 @@ class ProcessGroupManager:
     def reduce_scatter_tp(self, tensor: Any) -> Any:
         """Return this rank's rows of the sum over the tensor parallel group.
 
-        Raises ConfigError if the group's size does not divide the number of rows.
+        Args:
+            tensor: An array or a tensor, of the same shape and dtype on all these ranks.
+
+        Raises:
+            ConfigError: If the group's size does not divide the number of rows.
+
+        Example:
+            ```python
+            own_rows = manager.reduce_scatter_tp(partial_sums)
+            ```
         """
         group = self.get_tp_process_group()
         rows, *rest = tensor.shape

@@ -1,6 +1,8 @@
-"""Finds where the time of each step went, by rank: own work, communication that the rank waited
-for, communication that its work hid, and the ranks it waited for. Pure; agents and workers use
-it."""
+"""Finds where the time of each step went, by rank.
+
+It is own work, communication that the rank waited for, communication that its work hid, and the
+ranks it waited for. This module has no side effects; agents and workers use it.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,24 @@ T = TypeVar("T")
 
 
 class Breakdown(NamedTuple):
-    """The breakdown of one step of one rank, in seconds."""
+    """Holds the breakdown of one step of one rank, in seconds.
+
+    Example:
+        ```python
+        mean = tr.monitoring.analyse({0: tr.monitoring.own_record()}).mean(0)
+        if mean is not None:
+            print(f"{mean.own:.3f} s of work, {mean.exposed:.3f} s of communication")
+        ```
+    """
 
     rank: int
+    """The rank."""
     step: int
+    """The step's number."""
     begin: float
+    """The time at which the step began, in seconds of CLOCK_MONOTONIC."""
     end: float
+    """The time at which it ended."""
     own: float
     """Seconds in no operation: `end - begin - exposed`."""
     exposed: float
@@ -45,12 +59,21 @@ class Breakdown(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """Return the length of the step in seconds."""
         return self.end - self.begin
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """The result of analyse(): what records say about the steps that they contain completely."""
+    """Holds the result of analyse(): what records say about the steps that they contain completely.
+
+    Example:
+        ```python
+        analysis = tr.monitoring.analyse({0: tr.monitoring.own_record()})
+        for step in analysis.of_rank(0):
+            print(step.step, step.seconds)
+        ```
+    """
 
     source: Source
     """The source of the steps: notes, the pattern in which operations repeat, or windows of a
@@ -69,8 +92,18 @@ class Analysis:
         return mean_of(self.of_rank(rank))
 
     def speedup_without(self, rank: int) -> float | None:
-        """Return how many times as fast the steps would be if this rank's own work took as long as
-        the median of the other ranks'. None if the records do not allow an answer."""
+        """Return how many times as fast the steps would be if this rank were as fast as the others.
+
+        Its own work would then take as long as the median of the other ranks'. The result is None
+        if the records do not allow an answer.
+
+        Example:
+            ```python
+            speedup = analysis.speedup_without(3)
+            if speedup is not None:
+                print(f"rank 3 costs {speedup - 1:.0%}")
+            ```
+        """
         windows, steps = self._common_window()
         if rank not in windows or len(windows) < 2:
             return None
@@ -93,7 +126,20 @@ class Analysis:
 def analyse(records: Records, bound: float | None = 0.0) -> Analysis:
     """Break the records down, step by step. The records may contain anything.
 
-    bound: the seconds by which the clocks of two ranks may differ; None: they cannot be compared.
+    Args:
+        records: The records of own_record(), by rank.
+        bound: The seconds by which the clocks of two ranks may differ; None: they cannot be
+            compared.
+
+    Returns:
+        The steps that the records contain completely, by rank.
+
+    Example:
+        ```python
+        records = [None] * tr.get_world_size()
+        tr.all_gather_object(records, tr.monitoring.own_record())
+        analysis = tr.monitoring.analyse(dict(enumerate(records)))
+        ```
     """
     calls = joined(records, bound)
     source, found = spans(calls, {rank: record.notes for rank, record in records.items()})
@@ -106,8 +152,15 @@ def analyse(records: Records, bound: float | None = 0.0) -> Analysis:
 
 
 def own_record() -> Held:
-    """Return what this process has noted of late, to be sent to a process that analyses it. Empty
-    where TORSH_RECORDER is off."""
+    """Return what this process has noted recently, to be sent to a process that analyses it.
+
+    It is empty if TORSH_RECORDER is off.
+
+    Example:
+        ```python
+        analysis = tr.monitoring.analyse({0: tr.monitoring.own_record()})
+        ```
+    """
     from torsh_runtime.monitoring.recording import own_recording  # not needed by agents
 
     recording = own_recording()

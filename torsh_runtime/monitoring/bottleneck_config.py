@@ -1,4 +1,4 @@
-"""The BottleneckDetectionConfig of a script, and the Bottleneck that its callback receives."""
+"""Defines a script's BottleneckDetectionConfig, and the Bottleneck that its callback receives."""
 
 from __future__ import annotations
 
@@ -15,11 +15,22 @@ _log = logging.getLogger("torsh_runtime.monitoring")
 
 @dataclass(frozen=True)
 class BottleneckThresholds:
-    """The used part, of 1, from which a resource of a node counts as used up."""
+    """Holds the part, of 1, from which a resource of a node counts as used up.
+
+    Raises:
+        ConfigError: For values that are not above 0 and at most 1.
+
+    Example:
+        ```python
+        thresholds = tr.monitoring.BottleneckThresholds(memory_utilization=0.95)
+        config = tr.monitoring.BottleneckDetectionConfig(thresholds=thresholds)
+        ```
+    """
 
     cpu_utilization: float = 0.9
     """The limit of all its processors."""
     memory_utilization: float = 0.8
+    """The limit of its memory."""
     network_utilization: float = 0.8
     """The limit of its busiest interface, where its speed is known."""
     gpu_utilization: float = 0.9
@@ -33,12 +44,22 @@ class BottleneckThresholds:
 
 
 class Bottleneck(NamedTuple):
-    """Reports that a bottleneck was found, or is over. `facts` are those of that event, as in
-    docs/events.md."""
+    """Reports that a bottleneck was found, or is over.
+
+    Example:
+        ```python
+        def callback(found: tr.monitoring.Bottleneck) -> None:
+            print(found.event, found.text)
+
+        ```python
+        tr.monitoring.start(tr.monitoring.BottleneckDetectionConfig(callback=callback))
+        ```
+    """
 
     event: str
     """straggler_found, straggler_gone, resource_exhausted or resource_available."""
     facts: Mapping[str, Any]
+    """The event's facts, as in docs/events.md."""
     text: str
     """A line that describes it."""
 
@@ -48,11 +69,23 @@ Callback = Callable[[Bottleneck], object]
 
 @dataclass(frozen=True)
 class BottleneckDetectionConfig:
-    """Look for ranks that are slow, and for resources that are used up."""
+    """Configures the search for ranks that are slow, and for resources that are used up.
+
+    Raises:
+        ConfigError: For invalid values.
+
+    Example:
+        ```python
+        config = tr.monitoring.BottleneckDetectionConfig(detection_interval_ms=1000)
+        with tr.monitoring.start(config):
+            train()
+        ```
+    """
 
     detection_interval_ms: float = 5000
     """Milliseconds between two looks, at least 50."""
     thresholds: BottleneckThresholds = field(default_factory=BottleneckThresholds)
+    """The limits of resources."""
     enable_auto_scaling: bool = False
     """Drain the node of a rank that is slow for long if another node waits for a place; else that
     is only proposed. With one node this has no effect."""

@@ -11,7 +11,18 @@ LAST_PORT = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugConfig:
-    """Looks at what this process does. Raises ConfigError for values of other types."""
+    """Configures what is recorded and printed about this process.
+
+    Raises:
+        ConfigError: For values of other types.
+
+    Example:
+        ```python
+        config = tr.monitoring.DebugConfig(enable_profiling=True, save_timeline=True)
+        with tr.monitoring.start(config):
+            train()
+        ```
+    """
 
     enable_profiling: bool = False
     """If true, rank 0 prints to stderr how long its steps and sections took, when monitoring
@@ -36,7 +47,18 @@ class DebugConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsConfig:
-    """Selects the numbers collected about this process. Raises ConfigError for wrong values."""
+    """Selects the numbers collected about this process.
+
+    Raises:
+        ConfigError: For invalid values.
+
+    Example:
+        ```python
+        monitoring = tr.monitoring.start(tr.monitoring.MetricsConfig())
+        train()
+        print(monitoring.metrics()["training/step"])
+        ```
+    """
 
     collection_interval_ms: int = 1000
     """Milliseconds that must pass before numbers are read again."""

@@ -122,7 +122,14 @@ def file_beside(status_file: str) -> str:
 
 
 class Operation(NamedTuple):
-    """An operation of a worker, as it was noted."""
+    """Describes an operation of a worker, as it was noted.
+
+    Example:
+        ```python
+        last = tr.monitoring.recent_operations()[-1]
+        print(last.operation, last.dtype, last.elements, last.state)
+        ```
+    """
 
     number: int
     """Number of the operation. It grows from one operation of the worker to the next, by 1 where
@@ -130,11 +137,14 @@ class Operation(NamedTuple):
     operation: str
     """Name of the operation, which is in RECORDED."""
     dtype: str
+    """Name of the elements' dtype; it has no meaning for operations without elements."""
     reduction: str
+    """Name of the reduction; it has no meaning for operations that do not reduce."""
     elements: int
     """Number of elements, for a list in all; for a batch, the operations that were launched
     together."""
     nbytes: int
+    """Bytes of the elements; 0 for a wait and a batch."""
     root: int
     """Rank of the group that it starts from, or at the other end of a message; less than 0 is
     none."""

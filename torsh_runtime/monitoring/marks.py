@@ -1,4 +1,4 @@
-"""Steps and sections of this process, as its program and the library itself mark them."""
+"""Notes steps and sections of this process, as its program and the library itself mark them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Observer(Protocol):
 
 
 class Marks:
-    """Steps and sections of one process. Any thread may set them."""
+    """Notes the steps and sections of one process. Any thread may set them."""
 
     def __init__(self, notebook: Notebook | None) -> None:
         """Create marks that are noted in `notebook`, which is None where nothing is recorded."""
@@ -120,16 +120,27 @@ os.register_at_fork(after_in_child=own_marks.cache_clear)
 
 
 def step(n: int, /, total: int | None = None, samples: int | None = None, **scalars: float) -> None:
-    """Mark that step `n` of the training begins, counted from 0. The same `n` again adds numbers to
-    it.
+    """Mark that step `n` of the training begins. The same `n` again adds numbers to it.
 
-    total: how many steps there will be. samples: how many samples this rank takes in this step.
-    scalars: what else is to be seen of it, such as loss=0.25. A tensor's value is taken at once,
-        which waits for a GPU.
+    It works with and without a process group and torshrun, and takes a few microseconds. From the
+    first call on, steps that the library would mark itself no longer count.
 
-    Works with and without a process group and torshrun; it takes a few microseconds. From the first
-    call on, steps that the library would mark itself count no more. TypeError if something is no
-    number.
+    Args:
+        n: The step's number, from 0.
+        total: How many steps there will be.
+        samples: How many samples this rank takes in this step.
+        **scalars: Further numbers of the step, such as loss=0.25. A tensor's value is taken at
+            once, which waits for a GPU.
+
+    Raises:
+        TypeError: If something is no number.
+
+    Example:
+        ```python
+        for n, batch in enumerate(batches):
+            tr.monitoring.step(n, total=len(batches), samples=len(batch))
+            tr.monitoring.step(n, loss=train(batch))
+        ```
     """
     noted = {TOTAL: total, SAMPLES: samples, **scalars}
     given = {name: number_of(name, each) for name, each in noted.items() if each is not None}
@@ -140,20 +151,49 @@ def step(n: int, /, total: int | None = None, samples: int | None = None, **scal
 
 
 def section(name: str) -> Section:
-    """Return a context manager and decorator for a section, whose time is noted under this name:
-    `with section("data"):`, or `@section("data")`. Sections may be nested, and run in any thread.
-    See Section."""
+    """Return a context manager and decorator for a section, whose time is noted under this name.
+
+    Sections may be nested, and run in any thread. See Section.
+
+    Args:
+        name: The name, of up to 64 bytes.
+
+    Raises:
+        TypeError: If `name` is no text.
+
+    Example:
+        ```python
+        with tr.monitoring.section("data"):
+            batch = next(batches)
+        ```
+    """
     return Section(name)
 
 
 class Section(ContextDecorator):
-    """The result of section(): a context manager, and a decorator of functions. It may be used
-    again, also while it is in use. A job has room for 127 names of up to 64 bytes."""
+    """Notes the time of its block; it is a context manager, and a decorator of functions.
+
+    It may be used again, also while it is in use. A job has room for 127 names of up to 64 bytes.
+
+    Example:
+        ```python
+        @tr.monitoring.section("evaluation")
+        def evaluate(model):
+            return model(validation_batch)
+        ```
+    """
 
     __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
-        """Create a section of this name. Raises TypeError if it is no text."""
+        """Create a section.
+
+        Args:
+            name: The name.
+
+        Raises:
+            TypeError: If it is no text.
+        """
         if not isinstance(name, str):
             raise TypeError(f"the name of a section is a text, not {name!r}")
         self._name = name
@@ -166,8 +206,15 @@ class Section(ContextDecorator):
         own_marks().end(self._name)
 
     def __call__(self, func: Function) -> Function:
-        """Return a function whose calls are such sections. Raises TypeError for one that gives its
-        results later: a generator, or an async function."""
+        """Return a function whose calls are such sections.
+
+        Args:
+            func: The function.
+
+        Raises:
+            TypeError: For a function that gives its results later: a generator, or an async
+                function.
+        """
         kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction)
         if any(is_kind(func) for is_kind in (*kinds, inspect.isasyncgenfunction)):
             raise TypeError(
@@ -183,7 +230,7 @@ for _method in (step, Section.__enter__, Section.__exit__):
 
 
 class Span:
-    """A section of this thread that begins here and whose end may come in another one."""
+    """Represents a section of this thread that begins here and may end in a different thread."""
 
     def __init__(self, name: str) -> None:
         self._name, self._thread = name, threading.get_ident()

@@ -25,7 +25,14 @@ _OURS = re.compile(rb"/(memfd:)?torsh")
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Memory of a process, in bytes; None is unknown."""
+    """Holds the memory of a process, in bytes; None is unknown.
+
+    Example:
+        ```python
+        use = tr.monitoring.memory()
+        print(f"{use.rss >> 20} MiB, at most {use.peak >> 20} MiB")
+        ```
+    """
 
     rss: int
     """Resident memory, with all that it shares with other processes."""
@@ -45,7 +52,15 @@ class MemoryUse:
 
 
 def memory() -> MemoryUse:
-    """Return the memory of this process now. It takes about a millisecond."""
+    """Return the memory of this process now, in bytes. It takes about a millisecond.
+
+    Example:
+        ```python
+        before = tr.monitoring.memory().rss
+        model = make_model()
+        print(tr.monitoring.memory().rss - before)
+        ```
+    """
     rss = resident()
     return MemoryUse(
         rss=rss,
@@ -173,7 +188,7 @@ class SectionMemory:
 
 @dataclass(slots=True)
 class _Inside:
-    """A section that is open."""
+    """Represents a section that is open."""
 
     thread: int
     name: str

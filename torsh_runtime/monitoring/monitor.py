@@ -1,4 +1,4 @@
-"""Statistics of what this process communicates."""
+"""Provides statistics of what this process communicates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,17 @@ from torsh_runtime.monitoring.recording import own_recording
 
 @dataclass(frozen=True, slots=True)
 class OperationStatistics:
-    """Statistics of all calls of one operation by this process."""
+    """Holds statistics of all calls of one operation by this process.
+
+    Example:
+        ```python
+        stats = tr.monitoring.DistributedMonitor().get_stats()
+        print(stats.operations.get("all_reduce", tr.monitoring.OperationStatistics()).calls)
+        ```
+    """
 
     calls: int = 0
+    """Number of calls."""
     nbytes: int = 0
     """Bytes of this rank's array, summed over the calls."""
     seconds: float = 0.0
@@ -33,12 +41,21 @@ class OperationStatistics:
 
 @dataclass(frozen=True, slots=True)
 class CommunicationStatistics:
-    """The result of DistributedMonitor.get_stats()."""
+    """Holds the result of DistributedMonitor.get_stats().
+
+    Example:
+        ```python
+        stats = monitor.get_stats()
+        print(f"{stats.total_communications} calls took {stats.total_comm_time:.3f} s")
+        ```
+    """
 
     total_communications: int
+    """Number of calls."""
     total_bytes_communicated: int
+    """Bytes of this rank's arrays, summed over the calls."""
     total_comm_time: float
-    """Seconds."""
+    """Seconds of the calls."""
     total_wait_time: float
     """Seconds of these until all ranks had entered, as far as that is known."""
     average_latency_ms: float
@@ -55,6 +72,13 @@ class DistributedMonitor:
 
     They are counted all the time, by the recorder, so one more monitor costs nothing. Calls that a
     program times itself are added by log_comm_time(). Any thread may use it.
+
+    Example:
+        ```python
+        monitor = tr.monitoring.DistributedMonitor()
+        tr.all_reduce(gradient)
+        monitor.get_stats().operations["all_reduce"].calls  # 1
+        ```
     """
 
     def __init__(self) -> None:
@@ -65,7 +89,18 @@ class DistributedMonitor:
     def log_comm_time(self, operation: str, duration: float | timedelta, nbytes: int = 0) -> None:
         """Add a call that the recorder does not know, such as one of another library.
 
-        duration: seconds, or a timedelta. Raises ValueError if it is less than 0 or no number.
+        Args:
+            operation: The operation's name.
+            duration: Seconds, or a timedelta.
+            nbytes: The bytes of this rank's array.
+
+        Raises:
+            ValueError: If `duration` is less than 0 or no number.
+
+        Example:
+            ```python
+            monitor.log_comm_time("exchange", duration=0.25, nbytes=1024)
+            ```
         """
         seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
         if not 0 <= seconds < float("inf"):
@@ -75,7 +110,13 @@ class DistributedMonitor:
             self._logged[operation] = _sum(known, OperationStatistics(1, nbytes, seconds))
 
     def get_stats(self) -> CommunicationStatistics:
-        """Return the statistics since this monitor was created or reset."""
+        """Return the statistics since this monitor was created or reset.
+
+        Example:
+            ```python
+            print(monitor.get_stats().total_comm_time, "seconds")
+            ```
+        """
         with self._lock:
             found = dict(self._logged)
         for name, counted in _counted().items():
@@ -92,8 +133,16 @@ class DistributedMonitor:
 
 
 def recent_operations() -> list[Operation]:
-    """Return the last operations of this process's native groups, at most 1,024, in the order in
-    which they began. Empty where TORSH_RECORDER is off."""
+    """Return the last operations of this process's native groups, at most 1,024.
+
+    They are in the order in which they began. The list is empty if TORSH_RECORDER is off.
+
+    Example:
+        ```python
+        for each in tr.monitoring.recent_operations()[-10:]:
+            print(each.operation, each.nbytes, each.state)
+        ```
+    """
     recording = own_recording()
     if recording is None:
         return []

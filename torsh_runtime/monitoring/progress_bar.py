@@ -34,15 +34,21 @@ _LINE_SECONDS = 10.0
 
 
 class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
-    """Iterate, and show the progress: `for batch in tr.monitoring.progress(loader, desc="train"):`.
+    """Iterates over a loader and shows the progress of the whole job, like tqdm.tqdm.
 
     Arguments and methods are those of tqdm.tqdm. All ranks call it, and there is one bar for the
     job. Under torshrun that is its status line and `torshctl top`; rank 0 leaves a line when the
     bar is closed. Without torshrun rank 0 draws the bar.
 
-    Numbers given to set_postfix() are noted, as by step(). Where neither the program nor the
-    library marks steps, each pass of the loop is one. A bar that nobody refers to any more is
-    closed.
+    Numbers given to set_postfix() are noted, as by step(). If neither the program nor the library
+    marks steps, each pass of the loop is one. A bar that nobody refers to any more is closed.
+
+    Example:
+        ```python
+        bar = tr.monitoring.progress(loader, desc="train")
+        for batch in bar:
+            bar.set_postfix(loss=train(batch))
+        ```
     """
 
     _is_open = False
@@ -64,11 +70,29 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         unit_divisor: float = 1000,
         **looks: object,
     ) -> None:
-        """Create a bar. Arguments are tqdm's: total is the iterable's length unless it is given.
-        leave=False leaves no line. disable=True draws nothing and leaves no line; None does so
-        unless at a terminal; the progress is noted all the same. Arguments that only change the
-        looks of tqdm's bar have no effect. Raises TypeError for all others, and for a total that is
-        no number."""
+        """Create a bar.
+
+        Args:
+            iterable: What to iterate over; None for a bar that update() advances.
+            desc: The text before the bar.
+            total: The number of items; None is the iterable's length.
+            leave: Whether to leave a line when the bar is closed.
+            file: The file to draw to; None is stderr.
+            ncols: The width in columns; None is the terminal's.
+            mininterval: Seconds between two drawings, at least.
+            disable: True draws nothing and leaves no line; None does so unless at a terminal; the
+                progress is noted all the same.
+            unit: The name of an item.
+            unit_scale: Whether to shorten large numbers by prefixes such as k, or a factor of
+                numbers.
+            initial: The number of items that are finished.
+            postfix: The text behind the bar, or names with values.
+            unit_divisor: The base of the prefixes.
+            **looks: Arguments of tqdm that only change the looks of its bar; they have no effect.
+
+        Raises:
+            TypeError: For unknown arguments, and for a total that is no number.
+        """
         if unknown := sorted(looks.keys() - _LOOKS):
             raise TypeError(f"progress() does not know {', '.join(unknown)}")
         self.iterable, self.desc, self.initial = iterable, desc or "", initial
@@ -106,7 +130,16 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             self.close()
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Add `n` to the number of finished items. Return whether the bar was refreshed."""
+        """Add `n` to the number of finished items, and return whether the bar was refreshed.
+
+        Example:
+            ```python
+            with tr.monitoring.progress(total=100) as bar:
+                for _ in range(10):
+                    work()
+                    bar.update(10)
+            ```
+        """
         self.n += 1 if n is None else n
         now = time.perf_counter()
         if now - self._stepped >= _STEP_SECONDS:
@@ -143,7 +176,9 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             self._write(f"{self._text()}\n")
 
     def reset(self, total: float | None = None) -> None:
-        """Begin again, to use the bar once more."""
+        """Begin again, to use the bar once more; `total` replaces the number of items unless it
+        is None.
+        """
         self.n, self._begun = 0, time.perf_counter()
         self.total = self.total if total is None else _known(total)
         if not self._is_open:
@@ -152,7 +187,12 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
         self.refresh()
 
     def set_description(self, desc: str | None = None, refresh: bool = True) -> None:
-        """Set the text before the bar."""
+        """Set the text before the bar.
+
+        Args:
+            desc: The text.
+            refresh: Whether to draw the bar soon.
+        """
         self.desc = (desc or "").removesuffix(": ")
         if refresh:
             self._refresh_soon()
@@ -162,7 +202,18 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
     def set_postfix(
         self, ordered_dict: Mapping[str, object] | None = None, refresh: bool = True, **values: Any
     ) -> None:
-        """Set the text behind the bar: names with values, of which the numbers are noted."""
+        """Set the text behind the bar: names with values, of which the numbers are noted.
+
+        Args:
+            ordered_dict: Names with values.
+            refresh: Whether to draw the bar soon.
+            **values: Further names with values.
+
+        Example:
+            ```python
+            bar.set_postfix(loss=0.25, accuracy=0.9)
+            ```
+        """
         given = {**(ordered_dict or {}), **values}
         self.postfix = ", ".join(f"{name}={value_of(value)}" for name, value in given.items())
         self._numbers = {}
@@ -174,7 +225,12 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
             self._refresh_soon()
 
     def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
-        """Set the text behind the bar. Nothing of it is noted."""
+        """Set the text behind the bar. Nothing of it is noted.
+
+        Args:
+            s: The text.
+            refresh: Whether to draw the bar soon.
+        """
         self.postfix = s
         if refresh:
             self._refresh_soon()
@@ -195,8 +251,19 @@ class progress(Generic[Item]):  # noqa: N801  (it stands for tqdm)
     def write(
         cls, s: str, file: TextIO | None = None, end: str = "\n", nolock: bool = False
     ) -> None:
-        """Print a line above the bars, by default to stdout. It is printed by every rank that calls
-        it."""
+        """Print a line above the bars. It is printed by every rank that calls it.
+
+        Args:
+            s: The text.
+            file: The file; None is stdout.
+            end: What follows the text.
+            nolock: Makes no difference.
+
+        Example:
+            ```python
+            tr.monitoring.progress.write("epoch 1 is over")
+            ```
+        """
         del nolock
         for bar in _open():
             bar._clear()

@@ -1,4 +1,4 @@
-"""start(), and the end of what it has started."""
+"""Provides start(), and ends what it has started."""
 
 from __future__ import annotations
 
@@ -25,10 +25,28 @@ _BOTTLENECKS = "BottleneckDetectionConfig"
 
 
 class Monitoring:
-    """The result of start(). Everything that was started continues until stop(), or the end of a
-    block `with tr.monitoring.start(...):`, or of the process."""
+    """Represents what start() has started.
+
+    It continues until stop(), or the end of a block `with tr.monitoring.start(...):`, or of the
+    process.
+
+    Example:
+        ```python
+        monitoring = tr.monitoring.start(tr.monitoring.MetricsConfig())
+        train()
+        monitoring.stop()
+        ```
+    """
 
     def __init__(self, configs: tuple[object, ...]) -> None:
+        """Start what the configurations ask for; use start().
+
+        Args:
+            configs: As start().
+
+        Raises:
+            ConfigError: As start().
+        """
         self._kinds = [type(config).__name__ for config in configs]
         self._env, self._pid = _place(), os.getpid()
         self._metrics: Any = None
@@ -48,17 +66,30 @@ class Monitoring:
         atexit.register(self.stop)
 
     def metrics(self) -> Mapping[str, float]:
-        """Return this process's present numbers, as its MetricsConfig selects them, such as
-        "training/step" and "communication/all_reduce/calls". Raises ConfigError if there is no
-        MetricsConfig."""
+        """Return this process's present numbers, as its MetricsConfig selects them.
+
+        Their names are such as "training/step" and "communication/all_reduce/calls".
+
+        Raises:
+            ConfigError: If there is no MetricsConfig.
+
+        Example:
+            ```python
+            with tr.monitoring.start(tr.monitoring.MetricsConfig()) as monitoring:
+                train()
+                print(monitoring.metrics()["training/step"])
+            ```
+        """
         if self._metrics is None:
             raise ConfigError("start() was given no MetricsConfig")
         found: Mapping[str, float] = self._metrics.numbers()
         return found
 
     def stop(self) -> None:
-        """End the monitoring, and write and print what was asked for. Later calls do nothing, nor
-        do those of a forked child."""
+        """End the monitoring, and write and print what was asked for.
+
+        Later calls do nothing, nor do those of a forked child.
+        """
         ending, self._ending = self._ending, ExitStack()
         outputs, self._outputs = self._outputs, []
         if os.getpid() == self._pid:
@@ -129,7 +160,9 @@ class Monitoring:
         _observe(metrics, undo)
 
     def timeline_path(self, file: str) -> Path:
-        """Return the file that this rank's timeline is written to."""
+        """Return the file that this rank's timeline is written to, for the option timeline_file
+        `file`.
+        """
         path = Path(file)
         if self._env.world_size == 1:
             return path
@@ -139,12 +172,27 @@ class Monitoring:
 
 
 def start(*configs: object) -> Monitoring:
-    """Do what the arguments say: a DebugConfig, a MetricsConfig, a BottleneckDetectionConfig, at
-    most one of each kind, until the returned Monitoring is stopped or the process ends.
+    """Start what the arguments configure.
 
-    Each rank that calls it does so for itself, before or after init_process_group(). Raises
-    ConfigError for a kind that is in force already, and for what cannot be done; nothing is started
-    then.
+    It ends when the returned Monitoring is stopped or the process ends. Each rank that calls it
+    does so for itself, before or after init_process_group().
+
+    Args:
+        *configs: A DebugConfig, a MetricsConfig, a BottleneckDetectionConfig, at most one of each
+            kind.
+
+    Returns:
+        The monitoring, which is a context manager, too.
+
+    Raises:
+        ConfigError: For a kind that is in force already, and for what cannot be done; nothing is
+            started then.
+
+    Example:
+        ```python
+        with tr.monitoring.start(tr.monitoring.DebugConfig(log_communication=True)):
+            train()
+        ```
     """
     return Monitoring(configs)
 

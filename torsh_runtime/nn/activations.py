@@ -30,7 +30,13 @@ _FARTHEST = 6.0
 
 
 def relu(input: Any) -> Tensor:
-    """Return max(input, 0) elementwise."""
+    """Return max(input, 0) elementwise.
+
+    Example:
+        ```python
+        tr.nn.functional.relu(tr.nn.tensor([-1.0, 2.0])).tolist()  # [0.0, 2.0]
+        ```
+    """
     value = operand(input)
     result = array_module(value).maximum(value, 0)
     return derived(result, (input, lambda g: g * (result > 0)))
@@ -39,8 +45,18 @@ def relu(input: Any) -> Tensor:
 def gelu(input: Any, approximate: str = "none") -> Tensor:
     """Return input · Φ(input), where Φ is the normal distribution's cumulative function.
 
-    approximate: "none", or "tanh" for the approximation (Hendrycks and Gimpel, "Gaussian Error
-    Linear Units", 2016). Raises ValueError for any other.
+    Args:
+        input: A tensor or an array.
+        approximate: "none", or "tanh" for the approximation (Hendrycks and Gimpel, "Gaussian Error
+            Linear Units", 2016).
+
+    Raises:
+        ValueError: For a different `approximate`.
+
+    Example:
+        ```python
+        hidden = tr.nn.functional.gelu(x, approximate="tanh")
+        ```
     """
     curves = {"none": _gelu, "tanh": _gelu_by_tanh}
     if approximate not in curves:
@@ -49,7 +65,13 @@ def gelu(input: Any, approximate: str = "none") -> Tensor:
 
 
 def silu(input: Any) -> Tensor:
-    """Return input · sigmoid(input) elementwise."""
+    """Return input · sigmoid(input) elementwise.
+
+    Example:
+        ```python
+        hidden = tr.nn.functional.silu(x)
+        ```
+    """
     return _along(input, _silu)
 
 
@@ -135,7 +157,17 @@ def _polynomial(degree: int) -> list[float]:
 
 
 def softmax(input: Any, dim: int = -1) -> Tensor:
-    """Return exp(input) divided by its sum along an axis."""
+    """Return exp(input) divided by its sum along an axis.
+
+    Args:
+        input: A tensor or an array.
+        dim: The axis.
+
+    Example:
+        ```python
+        tr.nn.functional.softmax(tr.nn.tensor([1.0, 1.0])).tolist()  # [0.5, 0.5]
+        ```
+    """
     result = normalised(operand(input).copy(), dim)
 
     def pullback(g: Array) -> Array:
@@ -160,7 +192,17 @@ def normalised(scores: Array, dim: int = -1) -> Array:
 
 
 def log_softmax(input: Any, dim: int = -1) -> Tensor:
-    """Return the logarithm of softmax along an axis."""
+    """Return the logarithm of softmax along an axis.
+
+    Args:
+        input: A tensor or an array.
+        dim: The axis.
+
+    Example:
+        ```python
+        logs = tr.nn.functional.log_softmax(scores, dim=-1)
+        ```
+    """
     result = log_normalised(operand(input), dim)
     xp = array_module(result)
     return derived(result, (input, lambda g: g - xp.exp(result) * g.sum(axis=dim, keepdims=True)))
@@ -179,7 +221,18 @@ def log_normalised(scores: Array, dim: int) -> Array:
 def dropout(input: Any, p: float = 0.5, training: bool = True) -> Tensor:
     """Set each element to 0 with probability p, else divide it by 1 - p.
 
-    Returns the input itself unless training. Raises ValueError if p is no probability.
+    Args:
+        input: A tensor or an array.
+        p: The probability.
+        training: False returns the input itself.
+
+    Raises:
+        ValueError: If `p` is no probability.
+
+    Example:
+        ```python
+        hidden = tr.nn.functional.dropout(x, 0.1, training=self.training)
+        ```
     """
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: p is a probability, not {p}")

@@ -29,18 +29,27 @@ def scaled_dot_product_attention(
 
     See Vaswani et al., "Attention Is All You Need", 2017.
 
-    query: (…, L, E), key: (…, S, E), value: (…, S, F); the result: (…, L, F).
+    Args:
+        query: The queries (…, L, E).
+        key: The keys (…, S, E).
+        value: The values (…, S, F).
+        attn_mask: Booleans (False is masked out) or numbers to add, of a shape that broadcasts to
+            (…, L, S); it gets no gradient.
+        dropout_p: The probability with which weights are dropped.
+        is_causal: Whether position i attends only to positions 0 to i.
+        scale: The factor of scores; None is 1/√E.
 
-    attn_mask: booleans (False is masked out) or numbers to add, of a shape that broadcasts to (…,
-    L, S); it gets no gradient.
+    Returns:
+        The result (…, L, F).
 
-    is_causal: position i attends to positions 0 to i.
+    Raises:
+        ValueError: If shapes do not fit, or if both attn_mask and is_causal are given.
 
-    dropout_p: probability with which weights are dropped.
-
-    scale: default 1/√E.
-
-    Raises ValueError if shapes do not fit, or if both attn_mask and is_causal are given.
+    Example:
+        ```python
+        q, k, v = (tr.nn.randn(2, 4, 10, 16) for _ in range(3))
+        tr.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        ```
     """
     q, k, v = operand(query), operand(key), operand(value)
     _check(q, k, v, attn_mask, is_causal)

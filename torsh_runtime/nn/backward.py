@@ -38,8 +38,18 @@ _present = _Present()
 def queue_callback(callback: Callback) -> None:
     """Call `callback` at the end of this thread's current backward pass.
 
-    For nested passes this is the end of the outermost. Raises RuntimeError outside of a backward
-    pass.
+    For nested passes this is the end of the outermost.
+
+    Args:
+        callback: A function without arguments.
+
+    Raises:
+        RuntimeError: Outside of a backward pass.
+
+    Example:
+        ```python
+        x.register_hook(lambda gradient: tr.nn.queue_callback(finish))
+        ```
     """
     if _present.callbacks is None:
         raise RuntimeError("queue_callback() is for the time of a backward pass, in a hook of it")
@@ -52,7 +62,16 @@ def in_backward() -> bool:
 
 
 def leaves(tensors: Iterable[Any]) -> Iterator[Tensor]:
-    """Yield once each leaf that needs gradients and on which `tensors` depend."""
+    """Yield once each leaf that needs gradients and on which `tensors` depend.
+
+    Args:
+        tensors: The tensors.
+
+    Example:
+        ```python
+        trained = list(tr.nn.leaves([loss]))
+        ```
+    """
     _, uses = _survey([tensor.edge() for tensor in tensors if tensor.requires_grad])
     yield from uses  # type: ignore[misc]
 

@@ -17,10 +17,22 @@ from torsh_runtime.nn.random import get_rng_state, set_rng_state
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
     """Return function(*args), keeping only arguments and results in memory.
 
-    The backward pass calls the function again, with the random state of the first call. The
-    function returns a tensor or a tuple of tensors (else TypeError). The leaves that it uses
-    besides its arguments get their gradients in the same backward pass, so their hooks are called
-    once.
+    The backward pass calls the function again, with the random state of the first call. The leaves
+    that it uses besides its arguments get their gradients in the same backward pass, so their hooks
+    are called once.
+
+    Args:
+        function: A function that returns a tensor or a tuple of tensors.
+        *args: Its arguments.
+
+    Raises:
+        TypeError: If the function returns something else.
+
+    Example:
+        ```python
+        for block in model.blocks:
+            x = tr.nn.checkpoint(block, x)
+        ```
     """
     if not is_grad_enabled():
         return function(*args)

@@ -9,9 +9,22 @@ from torsh_runtime.nn.module import Module
 
 
 class ModuleList(Module):
-    """Holds a list of modules, named "0", "1" and so on."""
+    """Holds a list of modules, named "0", "1" and so on.
+
+    Example:
+        ```python
+        self.blocks = tr.nn.ModuleList(tr.nn.Linear(8, 8) for _ in range(4))
+        for block in self.blocks:
+            x = block(x)
+        ```
+    """
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
+        """Create the list.
+
+        Args:
+            modules: The modules.
+        """
         super().__init__()
         self.extend(modules)
 
@@ -41,13 +54,25 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """Calls each module with the result of the one before it."""
+    """Calls each module with the result of the one before it.
+
+    Example:
+        ```python
+        model = tr.nn.Sequential(tr.nn.Linear(8, 32), tr.nn.ReLU(), tr.nn.Linear(32, 2))
+        model(tr.nn.randn(5, 8)).shape  # (5, 2)
+        ```
+    """
 
     def __init__(self, *modules: Module) -> None:
+        """Create the module.
+
+        Args:
+            *modules: The modules, in order.
+        """
         super().__init__(modules)
 
     def forward(self, x: Any) -> Any:
-        """Return the result of the last module."""
+        """Return the result of the last module, of which the first got x."""
         for module in self:
             x = module(x)
         return x

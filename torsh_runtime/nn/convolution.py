@@ -21,10 +21,28 @@ def conv2d(
     dilation: Pair = 1,
     groups: int = 1,
 ) -> Tensor:
-    """Apply a convolution to images.
+    """Apply a convolution to images. Sizes are a number for both axes, or (vertical, horizontal).
 
-    input: (N, in, height, width); weight: (out, in / groups, *kernel); bias: (out). Returns (N,
-    out, rows, columns). Raises ValueError for shapes that do not fit.
+    Args:
+        input: The images (N, in, height, width).
+        weight: The weight (out, in / groups, *kernel).
+        bias: The bias (out), or None.
+        stride: The distance between windows.
+        padding: The zeros around the image.
+        dilation: The distance between the kernel's elements.
+        groups: The number of groups of channels.
+
+    Returns:
+        The result (N, out, rows, columns).
+
+    Raises:
+        ValueError: For shapes that do not fit.
+
+    Example:
+        ```python
+        images, weight = tr.nn.randn(2, 3, 8, 8), tr.nn.randn(4, 3, 3, 3)
+        tr.nn.functional.conv2d(images, weight, padding=1).shape  # (2, 4, 8, 8)
+        ```
     """
     value, w, b = operand(input), operand(weight), operand(bias)
     _check(value, w, groups)

@@ -132,13 +132,25 @@ def cos(x: Any) -> Tensor:
 
 
 def tanh(input: Any) -> Tensor:
-    """Return the hyperbolic tangent."""
+    """Return the hyperbolic tangent of `input`, elementwise.
+
+    Example:
+        ```python
+        tr.nn.functional.tanh(tr.nn.tensor([0.0])).tolist()  # [0.0]
+        ```
+    """
     result = array_module(operand(input)).tanh(operand(input))
     return derived(result, (input, lambda g: g * (1 - result * result)))
 
 
 def sigmoid(input: Any) -> Tensor:
-    """Return 1 / (1 + exp(-input))."""
+    """Return 1 / (1 + exp(-input)), elementwise.
+
+    Example:
+        ```python
+        tr.nn.functional.sigmoid(tr.nn.tensor([0.0])).tolist()  # [0.5]
+        ```
+    """
     result = logistic(operand(input))
     return derived(result, (input, lambda g: g * (result * (1 - result))))
 
@@ -149,12 +161,32 @@ def logistic(value: Array) -> Array:
 
 
 def maximum(a: Any, b: Any) -> Tensor:
-    """Return the larger of two elements; equal ones share the gradient."""
+    """Return the larger of two elements; equal ones share the gradient.
+
+    Args:
+        a: A tensor, an array or a number.
+        b: A tensor, an array or a number; both are broadcast.
+
+    Example:
+        ```python
+        tr.nn.maximum(tr.nn.tensor([1.0, 5.0]), 3.0).tolist()  # [3.0, 5.0]
+        ```
+    """
     return _chosen(a, b, array_module(operand(a)).maximum)
 
 
 def minimum(a: Any, b: Any) -> Tensor:
-    """Return the smaller of two elements; equal ones share the gradient."""
+    """Return the smaller of two elements; equal ones share the gradient.
+
+    Args:
+        a: A tensor, an array or a number.
+        b: A tensor, an array or a number; both are broadcast.
+
+    Example:
+        ```python
+        tr.nn.minimum(tr.nn.tensor([1.0, 5.0]), 3.0).tolist()  # [1.0, 3.0]
+        ```
+    """
     return _chosen(a, b, array_module(operand(a)).minimum)
 
 
@@ -181,7 +213,19 @@ def clamp(x: Any, min: float | None = None, max: float | None = None) -> Tensor:
 
 
 def where(condition: Any, a: Any, b: Any) -> Tensor:
-    """Return a where the condition holds, and b elsewhere."""
+    """Return a where the condition holds, and b elsewhere.
+
+    Args:
+        condition: Booleans, a tensor or an array.
+        a: A tensor, an array or a number.
+        b: A tensor, an array or a number; all are broadcast.
+
+    Example:
+        ```python
+        x = tr.nn.tensor([-1.0, 2.0])
+        tr.nn.where(x > 0, x, 0.0).tolist()  # [0.0, 2.0]
+        ```
+    """
     mask, (x, y) = operand(condition), _operands(a, b)
     xp = array_module(mask)
     to_a, to_b = _fit(x), _fit(y)

@@ -47,27 +47,65 @@ class Context:
 
 
 class Function:
-    """An operation to be called by apply(). Subclasses define, as in torch:
+    """Defines an operation with a backward pass of its own, to be called by apply().
 
-    @staticmethod
-    def forward(ctx, *arguments): ...   # a tensor or several, computed without being recorded
-    @staticmethod
-    def backward(ctx, *gradients): ...  # for each argument a gradient or None
+    Subclasses define the static methods forward(ctx, *arguments), whose result, a tensor or
+    several, is computed without being recorded, and backward(ctx, *gradients), which returns for
+    each argument a gradient or None, as in torch.
+
+    Raises:
+        RuntimeError: In the backward pass, if backward() returns a wrong number of gradients, or
+            one of a wrong shape.
+
+    Example:
+        ```python
+        class Double(tr.nn.Function):
+            forward = staticmethod(lambda ctx, x: 2 * x)
+            backward = staticmethod(lambda ctx, gradient: 2 * gradient)
+
+        ```python
+        Double.apply(x)
+        ```
     """
 
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Any:
-        """Compute the results."""
+        """Compute the results; a subclass defines it.
+
+        Args:
+            ctx: Passes values to backward, such as by save_for_backward().
+            *arguments: The arguments of apply().
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
         raise NotImplementedError("a Function defines forward(ctx, *arguments)")
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """Return the gradient of each argument of forward, or None."""
+        """Return the gradient of each argument of forward, or None; a subclass defines it.
+
+        Args:
+            ctx: The context of the forward pass.
+            *gradients: The gradient of each result.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
         raise NotImplementedError("a Function defines backward(ctx, *gradients)")
 
     @classmethod
     def apply(cls, *arguments: Any) -> Any:
-        """Return forward's results, through which gradients flow by way of backward."""
+        """Return forward's results, through which gradients flow by way of backward.
+
+        Args:
+            *arguments: The arguments of forward after the context.
+
+        Example:
+            ```python
+            doubled = Double.apply(x)  # of a subclass Double
+            ```
+        """
         context = Context(arguments)
         with no_grad():
             returned = cls.forward(context, *arguments)

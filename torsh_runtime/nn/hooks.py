@@ -9,9 +9,23 @@ _numbers = itertools.count()
 
 
 class RemovableHandle:
-    """Removes a registered hook, by remove() or at the end of a `with` block."""
+    """Removes a registered hook, by remove() or at the end of a `with` block.
+
+    Example:
+        ```python
+        handle = model.register_forward_hook(lambda module, args, output: print(output.shape))
+        model(batch)
+        handle.remove()
+        ```
+    """
 
     def __init__(self, hooks: dict[int, Any], hook: Any) -> None:
+        """Register the hook.
+
+        Args:
+            hooks: The hooks by number.
+            hook: The hook.
+        """
         self.id = next(_numbers)
         self._hooks = hooks
         hooks[self.id] = hook

@@ -21,11 +21,30 @@ def new_parameter(*shape: int, value: float = 0.0, dtype: Any = None) -> Paramet
 
 
 class Linear(Module):
-    """Computes x @ weight.T + bias; weight: (out_features, in_features)."""
+    """Computes x @ weight.T + bias.
+
+    Attributes:
+        weight: The weight (out_features, in_features).
+        bias: The bias (out_features), or None.
+
+    Example:
+        ```python
+        layer = tr.nn.Linear(8, 2)
+        layer(tr.nn.randn(5, 8)).shape  # (5, 2)
+        ```
+    """
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = None
     ) -> None:
+        """Create the layer.
+
+        Args:
+            in_features: The width of the input.
+            out_features: The width of the output.
+            bias: Whether there is a bias.
+            dtype: The parameters' dtype; None is float32.
+        """
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
         self.weight = new_parameter(out_features, in_features, dtype=dtype)
@@ -42,7 +61,18 @@ class Linear(Module):
 
 
 class Conv2d(Module):
-    """Convolves images; weight: (out_channels, in_channels / groups, *kernel_size)."""
+    """Convolves images.
+
+    Attributes:
+        weight: The weight (out_channels, in_channels / groups, *kernel_size).
+        bias: The bias (out_channels), or None.
+
+    Example:
+        ```python
+        layer = tr.nn.Conv2d(3, 16, kernel_size=3, padding=1)
+        layer(tr.nn.randn(2, 3, 32, 32)).shape  # (2, 16, 32, 32)
+        ```
+    """
 
     def __init__(
         self,
@@ -57,6 +87,22 @@ class Conv2d(Module):
         *,
         dtype: Any = None,
     ) -> None:
+        """Create the layer. Sizes are a number for both axes, or (vertical, horizontal).
+
+        Args:
+            in_channels: The channels of the input.
+            out_channels: The channels of the output.
+            kernel_size: The size of the kernel.
+            stride: The distance between windows.
+            padding: The zeros around the image.
+            dilation: The distance between the kernel's elements.
+            groups: The number of groups of channels, which are convolved apart.
+            bias: Whether there is a bias.
+            dtype: The parameters' dtype; None is float32.
+
+        Raises:
+            ValueError: If `groups` does not divide the channels.
+        """
         super().__init__()
         if in_channels % groups or out_channels % groups:
             raise ValueError(
@@ -70,7 +116,11 @@ class Conv2d(Module):
         default_(self.weight, self.bias)
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (N, in_channels, height, width)."""
+        """Apply the layer to x: (N, in_channels, height, width).
+
+        Returns:
+            The result (N, out_channels, rows, columns).
+        """
         return functional.conv2d(
             x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
         )
@@ -81,7 +131,17 @@ class Conv2d(Module):
 
 
 class Embedding(Module):
-    """Looks up rows of a table of `num_embeddings` rows by index."""
+    """Looks up rows of a table by index.
+
+    Attributes:
+        weight: The table (num_embeddings, embedding_dim).
+
+    Example:
+        ```python
+        layer = tr.nn.Embedding(1000, 16)
+        layer(tr.nn.tensor([[1, 2], [3, 4]])).shape  # (2, 2, 16)
+        ```
+    """
 
     def __init__(
         self,
@@ -91,6 +151,17 @@ class Embedding(Module):
         *,
         dtype: Any = None,
     ) -> None:
+        """Create the layer.
+
+        Args:
+            num_embeddings: The number of rows.
+            embedding_dim: The width of a row.
+            padding_idx: A row that is 0 and gets no gradient; None: there is none.
+            dtype: The table's dtype; None is float32.
+
+        Raises:
+            IndexError: If there is no row `padding_idx`.
+        """
         super().__init__()
         if padding_idx is not None:
             padding_idx = range(num_embeddings)[padding_idx]
@@ -101,7 +172,12 @@ class Embedding(Module):
             self.weight.data[padding_idx] = 0
 
     def forward(self, indices: Any) -> Any:
-        """Look up indices, integers of any shape. Returns (*indices.shape, embedding_dim)."""
+        """Look up indices, integers of any shape. Returns (*indices.shape, embedding_dim).
+
+        Raises:
+            TypeError: For indices that are no integers.
+            IndexError: For indices out of range.
+        """
         return functional.embedding(indices, self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:
@@ -110,7 +186,18 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """Normalises the last axes to mean 0 and variance 1, then applies weight and bias."""
+    """Normalises the last axes to mean 0 and variance 1, then applies weight and bias.
+
+    Attributes:
+        weight: The factors, of shape normalized_shape, or None.
+        bias: The summands, of shape normalized_shape, or None.
+
+    Example:
+        ```python
+        layer = tr.nn.LayerNorm(16)
+        layer(tr.nn.randn(5, 16)).shape  # (5, 16)
+        ```
+    """
 
     def __init__(
         self,
@@ -121,6 +208,15 @@ class LayerNorm(Module):
         *,
         dtype: Any = None,
     ) -> None:
+        """Create the layer.
+
+        Args:
+            normalized_shape: The sizes of the last axes, or that of the last one.
+            eps: Added to the variance.
+            elementwise_affine: Whether there are weight and bias.
+            bias: Whether there is a bias.
+            dtype: The parameters' dtype; None is float32.
+        """
         super().__init__()
         self.normalized_shape = _shape(normalized_shape)
         self.eps = eps
@@ -130,7 +226,11 @@ class LayerNorm(Module):
         self.register_parameter("bias", zeros if elementwise_affine and bias else None)
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (…, *normalized_shape)."""
+        """Apply the layer to x: (…, *normalized_shape).
+
+        Returns:
+            The result, of x's shape.
+        """
         return functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
@@ -139,7 +239,17 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Normalises the last axes to mean square 1, then applies weight."""
+    """Normalises the last axes to mean square 1, then applies weight.
+
+    Attributes:
+        weight: The factors, of shape normalized_shape, or None.
+
+    Example:
+        ```python
+        layer = tr.nn.RMSNorm(16)
+        layer(tr.nn.randn(5, 16)).shape  # (5, 16)
+        ```
+    """
 
     def __init__(
         self,
@@ -149,6 +259,14 @@ class RMSNorm(Module):
         *,
         dtype: Any = None,
     ) -> None:
+        """Create the layer.
+
+        Args:
+            normalized_shape: The sizes of the last axes, or that of the last one.
+            eps: Added to the mean square; None is the dtype's own.
+            elementwise_affine: Whether there is a weight.
+            dtype: The weight's dtype; None is float32.
+        """
         super().__init__()
         self.normalized_shape = _shape(normalized_shape)
         self.eps = eps
@@ -156,7 +274,11 @@ class RMSNorm(Module):
         self.register_parameter("weight", ones if elementwise_affine else None)
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (…, *normalized_shape)."""
+        """Apply the layer to x: (…, *normalized_shape).
+
+        Returns:
+            The result, of x's shape.
+        """
         return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
@@ -169,16 +291,35 @@ def _shape(given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class Dropout(Module):
-    """Sets each element to 0 with probability p in training, else divides it by 1 - p."""
+    """Sets each element to 0 with probability p in training, else divides it by 1 - p.
+
+    Example:
+        ```python
+        layer = tr.nn.Dropout(0.1)
+        layer(x)  # in training; layer.eval() leaves x unchanged
+        ```
+    """
 
     def __init__(self, p: float = 0.5) -> None:
+        """Create the layer.
+
+        Args:
+            p: The probability.
+
+        Raises:
+            ValueError: If it is no probability.
+        """
         super().__init__()
         if not 0 <= p <= 1:
             raise ValueError(f"Dropout: p is a probability, not {p}")
         self.p = p
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x of any shape."""
+        """Apply the layer to x of any shape.
+
+        Returns:
+            The result, of x's shape.
+        """
         return functional.dropout(x, self.p, self.training)
 
     def extra_repr(self) -> str:
@@ -188,6 +329,13 @@ class Dropout(Module):
 
 class _Pool2d(Module):
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
+        """Create the layer. Sizes are a number for both axes, or (vertical, horizontal).
+
+        Args:
+            kernel_size: The size of a window.
+            stride: The distance between windows; None is kernel_size.
+            padding: The border around the image.
+        """
         super().__init__()
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
 
@@ -197,16 +345,42 @@ class _Pool2d(Module):
 
 
 class MaxPool2d(_Pool2d):
-    """Takes the largest element of each window."""
+    """Takes the largest element of each window. Arguments are kernel_size, stride and padding.
+
+    Raises:
+        ValueError: From forward(), if no window fits.
+
+    Example:
+        ```python
+        tr.nn.MaxPool2d(2)(tr.nn.randn(1, 3, 8, 8)).shape  # (1, 3, 4, 4)
+        ```
+    """
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (N, channels, height, width)."""
+        """Apply the layer to x: (N, channels, height, width).
+
+        Returns:
+            The result (N, channels, rows, columns).
+        """
         return functional.max_pool2d(x, self.kernel_size, self.stride, self.padding)
 
 
 class AvgPool2d(_Pool2d):
-    """Takes the mean of each window."""
+    """Takes the mean of each window. Arguments are kernel_size, stride and padding.
+
+    Raises:
+        ValueError: From forward(), if no window fits.
+
+    Example:
+        ```python
+        tr.nn.AvgPool2d(2)(tr.nn.randn(1, 3, 8, 8)).shape  # (1, 3, 4, 4)
+        ```
+    """
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x: (N, channels, height, width)."""
+        """Apply the layer to x: (N, channels, height, width).
+
+        Returns:
+            The result (N, channels, rows, columns).
+        """
         return functional.avg_pool2d(x, self.kernel_size, self.stride, self.padding)

@@ -14,7 +14,17 @@ if TYPE_CHECKING:
 def matmul(a: Any, b: Any) -> Tensor:
     """Return a @ b for vectors, matrices, and batches of matrices, which are broadcast.
 
-    Raises ValueError for scalars and if the inner sizes differ.
+    Args:
+        a: A tensor or an array (…, n, k), or (k).
+        b: A tensor or an array (…, k, m), or (k).
+
+    Raises:
+        ValueError: For scalars, and if the inner sizes differ.
+
+    Example:
+        ```python
+        tr.nn.matmul(tr.nn.randn(2, 3), tr.nn.randn(3, 4)).shape  # (2, 4)
+        ```
     """
     x, y = operand(a), operand(b)
     _check(x, y)
@@ -60,7 +70,18 @@ def _for_right(g: Array, x: Array, y: Array) -> Array:
 def linear(input: Any, weight: Any, bias: Any = None) -> Tensor:
     """Return input @ weight.T + bias.
 
-    input: (…, in), weight: (out, in), bias: (out). Raises ValueError if the sizes differ.
+    Args:
+        input: A tensor or an array (…, in).
+        weight: The weight (out, in).
+        bias: The bias (out), or None.
+
+    Raises:
+        ValueError: If the sizes differ.
+
+    Example:
+        ```python
+        tr.nn.functional.linear(tr.nn.randn(5, 8), tr.nn.randn(2, 8)).shape  # (5, 2)
+        ```
     """
     value, w, b = operand(input), operand(weight), operand(bias)
     if value.shape[-1:] != w.shape[1:]:

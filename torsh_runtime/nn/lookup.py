@@ -14,8 +14,20 @@ if TYPE_CHECKING:
 def embedding(input: Any, weight: Any, padding_idx: int | None = None) -> Tensor:
     """Return the rows of weight (rows, width) at the indices `input`: (*input.shape, width).
 
-    The row `padding_idx` gets no gradient. Raises TypeError for indices that are no integers,
-    IndexError for indices out of range.
+    Args:
+        input: The indices, integers of any shape.
+        weight: The table (rows, width).
+        padding_idx: The row that gets no gradient; None: there is none.
+
+    Raises:
+        TypeError: For indices that are no integers.
+        IndexError: For indices out of range.
+
+    Example:
+        ```python
+        table = tr.nn.randn(10, 4)
+        tr.nn.functional.embedding(tr.nn.tensor([1, 2]), table).shape  # (2, 4)
+        ```
     """
     where, table = operand(input), weight.data
     if where.dtype.kind not in "iu":

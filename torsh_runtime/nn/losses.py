@@ -21,8 +21,21 @@ def _check_reduction(name: str) -> None:
 
 
 def mse_loss(input: Any, target: Any, *, reduction: str = "mean") -> Tensor:
-    """Return the squared difference of two tensors of one shape, reduced by "mean", "sum" or
-    "none"."""
+    """Return the squared difference of two tensors of one shape.
+
+    Args:
+        input: A tensor or an array.
+        target: A tensor or an array.
+        reduction: "mean", "sum" or "none".
+
+    Raises:
+        ValueError: For shapes that differ, and for an unknown reduction.
+
+    Example:
+        ```python
+        loss = tr.nn.functional.mse_loss(model(batch), target)
+        ```
+    """
     _check_reduction(reduction)
     if operand(input).shape != operand(target).shape:
         raise ValueError(f"mse_loss: {operand(input).shape} and {operand(target).shape} do not fit")
@@ -47,14 +60,25 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Return -log softmax(input) at the target class, reduced by "mean", "sum" or "none".
+    """Return -log softmax(input) at the target class.
 
-    input: (classes), (N, classes) or (N, classes, …), unnormalised; target: integers of that shape
-    without the classes. Targets equal to `ignore_index` do not count; "mean" is over the others,
-    NaN if there are none. label_smoothing: the part of each target that is spread evenly over all
-    classes.
+    Args:
+        input: Unnormalised scores (classes), (N, classes) or (N, classes, …).
+        target: Integers of that shape without the classes.
+        ignore_index: The target that does not count; "mean" is over the others, NaN if there are
+            none.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: The part of each target that is spread evenly over all classes.
 
-    Raises ValueError for targets that are no class, TypeError for targets that are no integers.
+    Raises:
+        ValueError: For targets that are no class, for shapes that do not fit, and for an unknown
+            reduction.
+        TypeError: For targets that are no integers.
+
+    Example:
+        ```python
+        loss = tr.nn.functional.cross_entropy(tr.nn.randn(2, 10), tr.nn.tensor([3, 1]))
+        ```
     """
     _check_reduction(reduction)
     value, classes_at = operand(input), 1 if operand(input).ndim > 1 else 0

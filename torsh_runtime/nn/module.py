@@ -1,4 +1,4 @@
-"""Module: parameters, buffers and modules under names, and hooks around forward."""
+"""Defines Module: parameters, buffers and modules under names, and hooks around forward."""
 
 from __future__ import annotations
 
@@ -18,17 +18,30 @@ _KINDS: dict[type, str] = {Parameter: "_parameters", Buffer: "_buffers"}
 
 
 class IncompatibleKeys(NamedTuple):
-    """Names that the state lacks, and names that the module does not have."""
+    """Holds names that the state lacks, and names that the module does not have."""
 
     missing_keys: list[str]
     unexpected_keys: list[str]
 
 
 class Module:
-    """Base of all layers and models, as torch.nn.Module: subclasses call super().__init__(), assign
-    parameters, buffers and modules to attributes, and define forward().
+    """Serves as the base of all layers and models, as torch.nn.Module.
 
-    Attributes: training.
+    Subclasses call super().__init__(), assign parameters, buffers and modules to attributes, and
+    define forward().
+
+    Attributes:
+        training: True in training, False after eval().
+
+    Example:
+        ```python
+        class Scaled(tr.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = tr.nn.Parameter(np.ones(8, np.float32))
+            def forward(self, x):
+                return self.scale * x
+        ```
     """
 
     training: bool
@@ -41,7 +54,15 @@ class Module:
         self.training = True
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the results; a subclass defines it. Raises NotImplementedError here."""
+        """Compute the results; a subclass defines it.
+
+        Args:
+            *args: The arguments of the call.
+            **kwargs: The arguments of the call by name.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -87,22 +108,54 @@ class Module:
         self._forget(name)
 
     def register_parameter(self, name: str, param: Parameter | None) -> None:
-        """Set a parameter, or None to say that there is none."""
+        """Set a parameter.
+
+        Args:
+            name: The attribute's name.
+            param: The parameter, or None to say that there is none.
+        """
         self._parameters[name] = param
 
     def register_buffer(self, name: str, tensor: Any, persistent: bool = True) -> None:
-        """Set a buffer: a tensor, or None to say that there is none."""
+        """Set a buffer.
+
+        Args:
+            name: The attribute's name.
+            tensor: A tensor or an array, or None to say that there is none.
+            persistent: Whether it is a part of state_dict().
+
+        Example:
+            ```python
+            self.register_buffer("mean", np.zeros(8, np.float32))
+            ```
+        """
         self._buffers[name] = None if tensor is None else Buffer(tensor, persistent=persistent)
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Set a module under a name that need not be an identifier."""
+        """Set a module under a name that need not be an identifier.
+
+        Args:
+            name: The name.
+            module: The module, or None to say that there is none.
+        """
         self._modules[name] = module
 
     def named_modules(
         self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Module]]:
-        """Yield this module and all below it with their dotted names, each once unless
-        remove_duplicate is False."""
+        """Yield this module and all below it with their dotted names.
+
+        Args:
+            memo: Modules to leave out, to which those that were yielded are added.
+            prefix: The name of this module.
+            remove_duplicate: Whether to yield each module once.
+
+        Example:
+            ```python
+            for name, module in model.named_modules():
+                print(name, type(module).__name__)
+            ```
+        """
         seen = set() if memo is None else memo
         if self in seen:
             return
@@ -132,13 +185,31 @@ class Module:
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Parameter]]:
-        """Yield all parameters with their dotted names, shared ones once."""
+        """Yield all parameters with their dotted names.
+
+        Args:
+            prefix: The name of this module.
+            recurse: Whether to yield those of modules below, too.
+            remove_duplicate: Whether to yield shared ones once.
+
+        Example:
+            ```python
+            for name, parameter in model.named_parameters():
+                print(name, parameter.shape)
+            ```
+        """
         return self._named_members("_parameters", prefix, recurse, remove_duplicate)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Buffer]]:
-        """Yield all buffers with their dotted names, shared ones once."""
+        """Yield all buffers with their dotted names.
+
+        Args:
+            prefix: The name of this module.
+            recurse: Whether to yield those of modules below, too.
+            remove_duplicate: Whether to yield shared ones once.
+        """
         return self._named_members("_buffers", prefix, recurse, remove_duplicate)
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
@@ -150,11 +221,11 @@ class Module:
                 yield name, module
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """Yield all parameters, shared ones once."""
+        """Yield all parameters, shared ones once; with recurse=False only this module's own."""
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def buffers(self, recurse: bool = True) -> Iterator[Buffer]:
-        """Yield all buffers, shared ones once."""
+        """Yield all buffers, shared ones once; with recurse=False only this module's own."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def modules(self) -> Iterator[Module]:
@@ -175,17 +246,38 @@ class Module:
                     yield prefix + name, member
 
     def state_dict(self) -> dict[str, Array]:
-        """Return the arrays of all parameters and persistent buffers, under torch's names; not
-        copied."""
+        """Return the arrays of all parameters and persistent buffers, under torch's names.
+
+        They are not copied.
+
+        Example:
+            ```python
+            np.savez("model.npz", **model.state_dict())
+            ```
+        """
         return {name: member.data for name, member in self._state()}
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True
     ) -> IncompatibleKeys:
-        """Copy arrays (or what numpy can read as such) into the parameters and buffers.
+        """Copy arrays into the parameters and buffers.
 
-        Return the names that do not fit, if not `strict`. Raises RuntimeError, with nothing loaded,
-        for other shapes and, if `strict`, for missing and unknown names.
+        Args:
+            state_dict: Arrays, tensors, or what numpy can read as such, by name.
+            strict: Whether missing and unknown names are errors.
+
+        Returns:
+            The names that do not fit.
+
+        Raises:
+            RuntimeError: With nothing loaded, for other shapes and, if `strict`, for missing and
+                unknown names.
+
+        Example:
+            ```python
+            with np.load("model.npz") as state:
+                model.load_state_dict(state)
+            ```
         """
         own = dict(self._state())
         missing = [name for name in own if name not in state_dict]
@@ -208,25 +300,50 @@ class Module:
     # The whole module
 
     def apply(self, fn: Callable[[Module], object]) -> Self:
-        """Call fn(module) for all modules below this one and then for this one."""
+        """Call fn(module) for all modules below this one and then for this one.
+
+        Returns:
+            This module.
+
+        Example:
+            ```python
+            model.apply(lambda module: print(type(module).__name__))
+            ```
+        """
         for module in self.children():
             module.apply(fn)
         fn(self)
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of this module and all below it, which dropout, for one, depends on. Return
-        this module."""
+        """Set the mode of this module and all below it, and return this module.
+
+        Dropout, for example, depends on it.
+
+        Args:
+            mode: True for training, False for evaluation.
+
+        Example:
+            ```python
+            model.train()
+            loss = model(batch).mean()
+            model.eval()
+            ```
+        """
         for module in self.modules():
             module.training = mode
         return self
 
     def eval(self) -> Self:
-        """Set evaluation mode: call train(False)."""
+        """Set evaluation mode: call train(False).
+
+        Returns:
+            This module.
+        """
         return self.train(False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients, or write zeros into them."""
+        """Forget all gradients, or with set_to_none=False write zeros into them."""
         for parameter in self.parameters():
             if parameter.grad is not None and not set_to_none:
                 parameter.grad.zero_()
@@ -234,14 +351,25 @@ class Module:
                 parameter.grad = None
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Set whether the parameters are trained. Return this module."""
+        """Set whether the parameters are trained, and return this module.
+
+        Args:
+            requires_grad: Whether they get gradients.
+        """
         for parameter in self.parameters():
             parameter.requires_grad = requires_grad
         return self
 
     def to(self, target: Any) -> Self:
-        """Change all parameters and buffers in place: to "cuda" or "cpu", or the floating point
-        ones to a dtype.
+        """Change all parameters and buffers in place, and return this module.
+
+        Args:
+            target: "cpu" or "cuda", or a dtype, which the floating point ones get.
+
+        Example:
+            ```python
+            model.to("cuda")
+            ```
         """
         if isinstance(target, str) and target.startswith(("cpu", "cuda")):
             return self._convert(lambda array: to_device(array, target))
@@ -259,9 +387,16 @@ class Module:
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False
     ) -> RemovableHandle:
-        """Call hook(module, args) before forward; what it returns, unless None, replaces the args.
+        """Call hook(module, args) before forward.
 
-        prepend: before the existing hooks.
+        What it returns, unless None, replaces the args.
+
+        Args:
+            hook: The function.
+            prepend: Whether to call it before the existing hooks.
+
+        Returns:
+            A handle that removes the hook.
         """
         hooks = self._forward_pre_hooks
         handle = RemovableHandle(hooks, hook)
@@ -270,19 +405,32 @@ class Module:
         return handle
 
     def register_forward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, args, output) after forward; what it returns, unless None, replaces the
-        output."""
+        """Call hook(module, args, output) after forward, and return a handle that removes it.
+
+        What it returns, unless None, replaces the output.
+
+        Example:
+            ```python
+            handle = model.register_forward_hook(lambda module, args, output: print(output.shape))
+            model(batch)
+            handle.remove()
+            ```
+        """
         return RemovableHandle(self._forward_hooks, hook)
 
     def register_full_backward_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, grad_output) when the gradients of the outputs are known; what it
-        returns, unless None, takes their place.
+        """Call hook(module, grad_output) when the gradients of the outputs are known.
+
+        What it returns, unless None, takes their place. The result is a handle that removes the
+        hook.
         """
         return RemovableHandle(self._backward_pre_hooks, hook)
 
     def register_full_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, grad_input, grad_output) when the gradients of the tensors among args
-        are known; what it returns, unless None, takes the place of the former.
+        """Call hook(module, grad_input, grad_output) when the gradients of the arguments are known.
+
+        These are the tensors among args. What it returns, unless None, takes the place of
+        grad_input. The result is a handle that removes the hook.
         """
         return RemovableHandle(self._backward_hooks, hook)
 

@@ -23,8 +23,22 @@ def layer_norm(
 ) -> Tensor:
     """Scale and shift the last axes to mean 0 and variance 1, then apply weight and bias.
 
-    The axes have the shape normalized_shape, as weight and bias (Ba, Kiros and Hinton, "Layer
-    Normalization", 2016). Raises ValueError if the input's last axes differ.
+    See Ba, Kiros and Hinton, "Layer Normalization", 2016.
+
+    Args:
+        input: A tensor or an array (…, *normalized_shape).
+        normalized_shape: The sizes of the last axes.
+        weight: The factors, of shape normalized_shape, or None.
+        bias: The summands, of shape normalized_shape, or None.
+        eps: Added to the variance.
+
+    Raises:
+        ValueError: If the input's last axes differ.
+
+    Example:
+        ```python
+        tr.nn.functional.layer_norm(tr.nn.randn(5, 16), (16,)).shape  # (5, 16)
+        ```
     """
     return _normalised(input, tuple(normalized_shape), weight, bias, eps, centred=True)
 
@@ -34,9 +48,21 @@ def rms_norm(
 ) -> Tensor:
     """Scale the last axes to mean square 1, then apply weight.
 
-    The axes have the shape normalized_shape, as weight (Zhang and Sennrich, "Root Mean Square Layer
-    Normalization", 2019). eps: None for the dtype's own. Raises ValueError if the input's last axes
-    differ.
+    See Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
+
+    Args:
+        input: A tensor or an array (…, *normalized_shape).
+        normalized_shape: The sizes of the last axes.
+        weight: The factors, of shape normalized_shape, or None.
+        eps: Added to the mean square; None is the dtype's own.
+
+    Raises:
+        ValueError: If the input's last axes differ.
+
+    Example:
+        ```python
+        tr.nn.functional.rms_norm(tr.nn.randn(5, 16), (16,)).shape  # (5, 16)
+        ```
     """
     least = float(np.finfo(operand(input).dtype).eps) if eps is None else eps
     return _normalised(input, tuple(normalized_shape), weight, None, least, centred=False)

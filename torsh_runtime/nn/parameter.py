@@ -13,15 +13,43 @@ def _array(data: Any) -> Any:
 
 
 class Parameter(Tensor):
-    """Represents a leaf that is trained. It shares the memory of `data`, a tensor or an array."""
+    """Represents a leaf that is trained.
+
+    It shares the memory of its data. A module registers it when it becomes an attribute.
+
+    Example:
+        ```python
+        self.scale = tr.nn.Parameter(np.ones(8, np.float32))
+        ```
+    """
 
     def __init__(self, data: Any, requires_grad: bool = True) -> None:
+        """Create the parameter.
+
+        Args:
+            data: A tensor or an array.
+            requires_grad: Whether it gets gradients.
+        """
         super().__init__(_array(data), requires_grad)
 
 
 class Buffer(Tensor):
-    """Holds a module's state that is not trained; `persistent` puts it into state_dict()."""
+    """Holds a module's state that is not trained.
+
+    It shares the memory of its data. A module registers it when it becomes an attribute.
+
+    Example:
+        ```python
+        self.mean = tr.nn.Buffer(np.zeros(8, np.float32))
+        ```
+    """
 
     def __init__(self, data: Any, *, persistent: bool = True) -> None:
+        """Create the buffer.
+
+        Args:
+            data: A tensor or an array.
+            persistent: Whether it is a part of state_dict().
+        """
         super().__init__(_array(data))
         self.persistent = persistent

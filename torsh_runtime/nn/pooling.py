@@ -21,9 +21,21 @@ def _windows(kernel_size: Pair, stride: Pair | None, padding: Pair) -> Windows:
 def max_pool2d(
     input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0
 ) -> Tensor:
-    """Return the largest element of each window of input (N, channels, height, width).
+    """Return the largest element of each window of images.
 
-    stride: default kernel_size. Raises ValueError if no window fits.
+    Args:
+        input: The images (N, channels, height, width).
+        kernel_size: The size of a window, a number or (vertical, horizontal).
+        stride: The distance between windows; None is kernel_size.
+        padding: The border around the image, which is never the largest.
+
+    Raises:
+        ValueError: If no window fits.
+
+    Example:
+        ```python
+        tr.nn.functional.max_pool2d(tr.nn.randn(1, 3, 8, 8), 2).shape  # (1, 3, 4, 4)
+        ```
     """
     value, windows = operand(input), _windows(kernel_size, stride, padding)
     xp = array_module(value)
@@ -43,9 +55,21 @@ def max_pool2d(
 def avg_pool2d(
     input: Any, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0
 ) -> Tensor:
-    """Return the mean of each window of input (N, channels, height, width).
+    """Return the mean of each window of images.
 
-    Zeros of the border count. stride: default kernel_size. Raises ValueError if no window fits.
+    Args:
+        input: The images (N, channels, height, width).
+        kernel_size: The size of a window, a number or (vertical, horizontal).
+        stride: The distance between windows; None is kernel_size.
+        padding: The border of zeros around the image, which count.
+
+    Raises:
+        ValueError: If no window fits.
+
+    Example:
+        ```python
+        tr.nn.functional.avg_pool2d(tr.nn.randn(1, 3, 8, 8), 2).shape  # (1, 3, 4, 4)
+        ```
     """
     value, windows = operand(input), _windows(kernel_size, stride, padding)
     view = windows.view(value)

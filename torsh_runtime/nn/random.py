@@ -31,7 +31,20 @@ _drawn: ContextVar[Draw] = ContextVar("how kept() draws", default=_draw)
 
 
 def manual_seed(seed: int) -> None:
-    """Seed the generator."""
+    """Seed the generator of initial weights and dropout.
+
+    Args:
+        seed: An integer of 0 or more.
+
+    Raises:
+        ValueError: For a negative seed.
+
+    Example:
+        ```python
+        tr.nn.manual_seed(1)
+        model = tr.nn.Linear(8, 2)  # the same weights whenever this runs
+        ```
+    """
     set_rng_state({**np.random.PCG64(seed).state, "seed": seed})
 
 
@@ -41,12 +54,30 @@ def initial_seed() -> int:
 
 
 def get_rng_state() -> dict[str, Any]:
-    """Return the generator's state, which JSON can represent."""
+    """Return the generator's state, which JSON can represent.
+
+    Example:
+        ```python
+        state = tr.nn.get_rng_state()
+        first = tr.nn.randn(3)
+        tr.nn.set_rng_state(state)
+        tr.nn.randn(3)  # equal to first
+        ```
+    """
     return {**_generator.bit_generator.state, "seed": _seed}
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Restore a state that get_rng_state() returned."""
+    """Restore a state that get_rng_state() returned.
+
+    Args:
+        state: The state.
+
+    Example:
+        ```python
+        tr.nn.set_rng_state(checkpoint["rng"])
+        ```
+    """
     global _seed
     _seed = state.get("seed", _seed)
     _generator.bit_generator.state = state
@@ -68,7 +99,16 @@ def generator() -> np.random.Generator:
 
 
 def randn(*shape: int) -> Any:
-    """Return a float32 tensor from the standard normal distribution."""
+    """Return a float32 tensor from the standard normal distribution.
+
+    Args:
+        *shape: The sizes of its axes.
+
+    Example:
+        ```python
+        tr.nn.randn(2, 3).shape  # (2, 3)
+        ```
+    """
     from torsh_runtime.nn.tensor import Tensor
 
     return Tensor(_generator.standard_normal(shape, dtype=np.float32))

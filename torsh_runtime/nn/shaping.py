@@ -122,7 +122,23 @@ def _integers_alone(part: Any) -> tuple[Any, ...]:
 
 
 def concat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
-    """Concatenate tensors along an axis."""
+    """Concatenate tensors along an axis.
+
+    Args:
+        tensors: The tensors, of equal shapes except along the axis.
+        dim: The axis.
+
+    Returns:
+        The tensor, through which gradients flow.
+
+    Raises:
+        ValueError: For shapes that do not fit.
+
+    Example:
+        ```python
+        tr.nn.concat([tr.nn.randn(2, 3), tr.nn.randn(4, 3)]).shape  # (6, 3)
+        ```
+    """
     arrays = [tensor.data for tensor in tensors]
     xp = array_module(arrays[0])
     ends = [*accumulate(array.shape[dim] for array in arrays)][:-1]
@@ -131,7 +147,23 @@ def concat(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
-    """Stack tensors along a new axis."""
+    """Stack tensors along a new axis.
+
+    Args:
+        tensors: The tensors, of equal shapes.
+        dim: The place of the new axis.
+
+    Returns:
+        The tensor, through which gradients flow.
+
+    Raises:
+        ValueError: For shapes that differ.
+
+    Example:
+        ```python
+        tr.nn.stack([tr.nn.randn(3), tr.nn.randn(3)]).shape  # (2, 3)
+        ```
+    """
     arrays = [tensor.data for tensor in tensors]
     xp = array_module(arrays[0])
     result = xp.stack(arrays, axis=dim)

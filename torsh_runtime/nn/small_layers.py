@@ -10,7 +10,13 @@ from torsh_runtime.nn.shaping import flatten
 
 
 class ReLU(Module):
-    """Applies max(x, 0) to each element."""
+    """Applies max(x, 0) to each element.
+
+    Example:
+        ```python
+        tr.nn.ReLU()(tr.nn.tensor([-1.0, 2.0])).tolist()  # [0.0, 2.0]
+        ```
+    """
 
     def forward(self, x: Any) -> Any:
         """Apply the layer to x of any shape."""
@@ -18,19 +24,40 @@ class ReLU(Module):
 
 
 class GELU(Module):
-    """Applies x · Φ(x) to each element; approximate: "none" or "tanh"."""
+    """Applies x · Φ(x) to each element.
+
+    Example:
+        ```python
+        model = tr.nn.Sequential(tr.nn.Linear(8, 32), tr.nn.GELU("tanh"), tr.nn.Linear(32, 8))
+        ```
+    """
 
     def __init__(self, approximate: str = "none") -> None:
+        """Create the layer.
+
+        Args:
+            approximate: "none", or "tanh" for an approximation.
+        """
         super().__init__()
         self.approximate = approximate
 
     def forward(self, x: Any) -> Any:
-        """Apply the layer to x of any shape."""
+        """Apply the layer to x of any shape.
+
+        Raises:
+            ValueError: For an unknown approximation.
+        """
         return functional.gelu(x, self.approximate)
 
 
 class SiLU(Module):
-    """Applies x · sigmoid(x) to each element."""
+    """Applies x · sigmoid(x) to each element.
+
+    Example:
+        ```python
+        model = tr.nn.Sequential(tr.nn.Linear(8, 32), tr.nn.SiLU(), tr.nn.Linear(32, 8))
+        ```
+    """
 
     def forward(self, x: Any) -> Any:
         """Apply the layer to x of any shape."""
@@ -38,7 +65,13 @@ class SiLU(Module):
 
 
 class Tanh(Module):
-    """Applies the hyperbolic tangent to each element."""
+    """Applies the hyperbolic tangent to each element.
+
+    Example:
+        ```python
+        tr.nn.Tanh()(tr.nn.tensor([0.0])).tolist()  # [0.0]
+        ```
+    """
 
     def forward(self, x: Any) -> Any:
         """Apply the layer to x of any shape."""
@@ -46,7 +79,13 @@ class Tanh(Module):
 
 
 class Sigmoid(Module):
-    """Applies 1 / (1 + exp(-x)) to each element."""
+    """Applies 1 / (1 + exp(-x)) to each element.
+
+    Example:
+        ```python
+        tr.nn.Sigmoid()(tr.nn.tensor([0.0])).tolist()  # [0.5]
+        ```
+    """
 
     def forward(self, x: Any) -> Any:
         """Apply the layer to x of any shape."""
@@ -54,9 +93,20 @@ class Sigmoid(Module):
 
 
 class Softmax(Module):
-    """Divides exp(x) by its sum along an axis."""
+    """Divides exp(x) by its sum along an axis.
+
+    Example:
+        ```python
+        tr.nn.Softmax()(tr.nn.tensor([1.0, 1.0])).tolist()  # [0.5, 0.5]
+        ```
+    """
 
     def __init__(self, dim: int = -1) -> None:
+        """Create the layer.
+
+        Args:
+            dim: The axis.
+        """
         super().__init__()
         self.dim = dim
 
@@ -66,7 +116,13 @@ class Softmax(Module):
 
 
 class Identity(Module):
-    """Returns its input unchanged."""
+    """Returns its input unchanged.
+
+    Example:
+        ```python
+        model.head = tr.nn.Identity()
+        ```
+    """
 
     def forward(self, x: Any) -> Any:
         """Return x, which may be anything."""
@@ -74,9 +130,21 @@ class Identity(Module):
 
 
 class Flatten(Module):
-    """Joins the axes from `start_dim` to `end_dim` into one."""
+    """Joins the axes from `start_dim` to `end_dim` into one.
+
+    Example:
+        ```python
+        tr.nn.Flatten()(tr.nn.randn(2, 3, 4)).shape  # (2, 12)
+        ```
+    """
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        """Create the layer.
+
+        Args:
+            start_dim: The first axis.
+            end_dim: The last axis.
+        """
         super().__init__()
         self.start_dim, self.end_dim = start_dim, end_dim
 
@@ -86,29 +154,72 @@ class Flatten(Module):
 
 
 class MSELoss(Module):
-    """Computes the squared difference."""
+    """Computes the squared difference.
+
+    Example:
+        ```python
+        tr.nn.MSELoss()(tr.nn.tensor([1.0, 3.0]), tr.nn.tensor([1.0, 1.0])).item()  # 2.0
+        ```
+    """
 
     def __init__(self, *, reduction: str = "mean") -> None:
+        """Create the loss.
+
+        Args:
+            reduction: "mean", "sum" or "none".
+        """
         super().__init__()
         self.reduction = reduction
 
     def forward(self, x: Any, target: Any) -> Any:
-        """Return the loss of x and target, which have one shape."""
+        """Return the loss.
+
+        Args:
+            x: A tensor.
+            target: A tensor of the same shape.
+
+        Raises:
+            ValueError: For shapes that differ, and for an unknown reduction.
+        """
         return functional.mse_loss(x, target, reduction=self.reduction)
 
 
 class CrossEntropyLoss(Module):
-    """Computes -log softmax(x) at the target class."""
+    """Computes -log softmax(x) at the target class.
+
+    Example:
+        ```python
+        loss = tr.nn.CrossEntropyLoss()(model(batch), tr.nn.tensor([3, 1]))  # two rows
+        loss.backward()
+        ```
+    """
 
     def __init__(
         self, *, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0
     ) -> None:
+        """Create the loss.
+
+        Args:
+            ignore_index: The target that does not count.
+            reduction: "mean", "sum" or "none".
+            label_smoothing: The part of each target that is spread evenly over all classes.
+        """
         super().__init__()
         self.ignore_index, self.reduction = ignore_index, reduction
         self.label_smoothing = label_smoothing
 
     def forward(self, x: Any, target: Any) -> Any:
-        """Return the loss of x: (N, classes, …) for target: (N, …)."""
+        """Return the loss.
+
+        Args:
+            x: Unnormalised scores (N, classes, …).
+            target: Integers (N, …).
+
+        Raises:
+            ValueError: For targets that are no class, for shapes that do not fit, and for an
+                unknown reduction.
+            TypeError: For targets that are no integers.
+        """
         return functional.cross_entropy(
             x,
             target,

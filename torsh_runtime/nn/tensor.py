@@ -1,4 +1,4 @@
-"""Tensor: an array that knows the operation that created it."""
+"""Defines Tensor, an array that knows the operation that created it."""
 
 from __future__ import annotations
 
@@ -29,17 +29,24 @@ _T = TypeVar("_T")
 
 
 class Tensor(Variable):
-    """An array, and what is needed to find gradients for it.
-
-    Attributes:
-        data: the numpy or cupy array itself.
-        grad: the gradient that backward passes have added up, None before the first.
-        requires_grad: whether they shall, or whether this depends on tensors that do.
+    """Holds an array, and what is needed to find gradients for it.
 
     Methods have the names and arguments of torch's; 16-bit floating point types are for storage,
-    and are computed with as float32, of which type the results are. An array that an
-    operation was given must not be changed before the backward pass: it is not copied, and the
-    change is not noticed.
+    and are computed with as float32, of which type the results are. An array that an operation was
+    given must not be changed before the backward pass: it is not copied, and the change is not
+    noticed.
+
+    Attributes:
+        data: The numpy or cupy array itself.
+        grad: The gradient that backward passes have added up, None before the first.
+        requires_grad: Whether they shall, or whether this depends on tensors that do.
+
+    Example:
+        ```python
+        x = tr.nn.tensor([1.0, 2.0], requires_grad=True)
+        (x * x).sum().backward()
+        x.grad.tolist()  # [2.0, 4.0]
+        ```
     """
 
     __array_ufunc__ = None  # let the tensor compute array + tensor
@@ -77,7 +84,7 @@ class Tensor(Variable):
         return shaping.permute(self, *reversed(range(self.ndim)))
 
     def size(self, dim: int | None = None) -> Any:
-        """Return the shape, or the size of one axis."""
+        """Return the shape, or the size of the axis `dim`."""
         return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
@@ -93,8 +100,17 @@ class Tensor(Variable):
         return int(self.data.size)
 
     def item(self) -> Any:
-        """Return the only element as a number of Python's. Raises ValueError if there is not
-        exactly one."""
+        """Return the only element as a number of Python's.
+
+        Raises:
+            ValueError: If there is not exactly one element.
+
+        Example:
+            ```python
+            loss = model(batch).mean()
+            print(loss.item())
+            ```
+        """
         if self.data.size != 1:
             raise ValueError(f"item() is for tensors of one element, not of shape {self.shape}")
         return self.data.item()
@@ -104,8 +120,16 @@ class Tensor(Variable):
         return self.data.tolist()
 
     def numpy(self) -> Array:
-        """Return the array in this process's memory; that of a tensor on the CPU is shared. Raises
-        RuntimeError if the tensor needs a gradient (call detach() first)."""
+        """Return the array in this process's memory; that of a tensor on the CPU is shared.
+
+        Raises:
+            RuntimeError: If the tensor needs a gradient: call detach() first.
+
+        Example:
+            ```python
+            values = tr.nn.tensor([1.0, 2.0]).numpy()
+            ```
+        """
         if self.requires_grad:
             raise RuntimeError("this tensor needs a gradient: call detach().numpy()")
         return to_device(self.data, "cpu")
@@ -114,7 +138,13 @@ class Tensor(Variable):
         return np.array(self.numpy(), dtype=dtype, copy=copy)
 
     def detach(self) -> Tensor:
-        """Return a tensor of the same array, without the record of how it was computed."""
+        """Return a tensor of the same array, without the record of how it was computed.
+
+        Example:
+            ```python
+            model(batch).detach().numpy()
+            ```
+        """
         return Tensor(self.data)
 
     def clone(self) -> Tensor:
@@ -127,7 +157,16 @@ class Tensor(Variable):
         return self
 
     def to(self, target: Any) -> Tensor:
-        """Return the tensor with another dtype, or on "cuda" or "cpu". Gradients flow back."""
+        """Return the tensor with another dtype, or on "cuda" or "cpu". Gradients flow back.
+
+        Args:
+            target: A dtype, or "cpu", "cuda" or "cuda:1".
+
+        Example:
+            ```python
+            tr.nn.tensor([1.0, 2.0]).to("float64")
+            ```
+        """
         if isinstance(target, str) and target.startswith(("cpu", "cuda")):
             there, back = to_device(self.data, target), self.device
             return derived(there, (self, lambda g: to_device(g, back)))
@@ -150,19 +189,50 @@ class Tensor(Variable):
         return elementwise.cast(self, np.float64)
 
     def copy_(self, source: Any) -> Self:
-        """Write another tensor's or array's elements into this array."""
+        """Write the elements of `source`, a tensor or an array, into this array.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            RuntimeError: If the tensor needs a gradient, unless within no_grad().
+        """
         if needs_gradient(self):
             raise RuntimeError("a tensor that needs a gradient is written within no_grad() only")
         write(self.data, source.data if isinstance(source, Variable) else source)
         return self
 
     def zero_(self) -> Self:
-        """Write zeros into this array."""
+        """Write zeros into this array.
+
+        Returns:
+            This tensor.
+
+        Raises:
+            RuntimeError: As copy_().
+        """
         return self.copy_(0)
 
     def backward(self, gradient: Any = None, retain_graph: bool = False) -> None:
-        """Add the gradient of this tensor, weighted by `gradient`, to the .grad of all leaves it
-        depends on; see nn.backward.backward."""
+        """Add the gradient of this tensor to the .grad of all leaves it depends on.
+
+        See nn.backward.backward.
+
+        Args:
+            gradient: The weights of the elements, of this tensor's shape; None is 1, for a tensor
+                of one element.
+            retain_graph: Whether the graph is kept, to be walked again.
+
+        Raises:
+            RuntimeError: If this tensor needs no gradient, or if the graph was freed.
+
+        Example:
+            ```python
+            x = tr.nn.tensor([1.0, 2.0], requires_grad=True)
+            (3 * x).backward(gradient=np.ones(2, np.float32))
+            x.grad.tolist()  # [3.0, 3.0]
+            ```
+        """
         weight = gradient.data if isinstance(gradient, Variable) else gradient
         backward([self], [weight], retain_graph)
 
@@ -173,16 +243,43 @@ class Tensor(Variable):
             self.register_hook(lambda gradient: _keep(this(), gradient))
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
-        """Call hook(gradient) once the gradient of this tensor is complete; what it returns, unless
-        None, replaces the gradient."""
+        """Call hook(gradient) once the gradient of this tensor is complete.
+
+        What it returns, unless None, replaces the gradient.
+
+        Args:
+            hook: The function.
+
+        Returns:
+            A handle that removes the hook.
+
+        Raises:
+            RuntimeError: If the tensor needs no gradient.
+
+        Example:
+            ```python
+            x.register_hook(lambda gradient: 0.5 * gradient)
+            ```
+        """
         if not self.requires_grad:
             raise RuntimeError("a tensor that needs no gradient will not get one: no hook for it")
         hooks = self.hooks if self.node is None else self.node.hooks.setdefault(self.output, {})
         return RemovableHandle(hooks, hook)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
-        """Call hook(this leaf) as soon as a backward pass has completed its .grad, while the pass
-        continues."""
+        """Call hook(this leaf) as soon as a backward pass has completed its .grad.
+
+        The pass then continues.
+
+        Args:
+            hook: The function.
+
+        Returns:
+            A handle that removes the hook.
+
+        Raises:
+            RuntimeError: If this is no leaf that needs gradients.
+        """
         if self.node is not None or not self.requires_grad:
             raise RuntimeError("gradients are accumulated in leaves that need them only")
         return RemovableHandle(self.accumulated, hook)
@@ -273,9 +370,18 @@ class Tensor(Variable):
 
 
 def tensor(data: Any, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """Return a tensor of a copy of `data`: an array, a number or nested lists of them.
+    """Return a tensor of a copy of the data.
 
-    Floating point numbers of Python's become float32; arrays keep their dtype unless one is given.
+    Args:
+        data: A tensor, an array, a number or nested lists of numbers.
+        dtype: The dtype; None: floating point numbers of Python's become float32, and arrays keep
+            theirs.
+        requires_grad: Whether it gets gradients.
+
+    Example:
+        ```python
+        tr.nn.tensor([[1.0, 2.0], [3.0, 4.0]]).shape  # (2, 2)
+        ```
     """
     array = data.data.copy() if isinstance(data, Variable) else data
     xp = array_module(array)
@@ -292,5 +398,16 @@ def _keep(tensor: Tensor | None, gradient: Tensor) -> None:
 
 
 def from_numpy(array: Array) -> Tensor:
-    """Return a tensor of the array itself, whose memory is shared."""
+    """Return a tensor of the array itself, whose memory is shared.
+
+    Args:
+        array: An array of numpy or cupy.
+
+    Example:
+        ```python
+        values = np.zeros(3, np.float32)
+        tr.nn.from_numpy(values).copy_(np.ones(3))
+        values.tolist()  # [1.0, 1.0, 1.0]
+        ```
+    """
     return Tensor(array)

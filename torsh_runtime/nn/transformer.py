@@ -17,11 +17,21 @@ from torsh_runtime.nn.small_layers import GELU
 class MultiheadAttention(Module):
     """Applies attention of several heads, with torch's parameters.
 
-    See Vaswani et al., "Attention Is All You Need", 2017. The parameters are
-    in_proj_weight (3·embed_dim, embed_dim), in_proj_bias and out_proj.
+    See Vaswani et al., "Attention Is All You Need", 2017.
 
-    Attributes: attend (the attention function, called as functional.scaled_dot_product_attention
-    with arguments up to is_causal; replace it if sequences are split over ranks).
+    Attributes:
+        in_proj_weight: The weight (3·embed_dim, embed_dim) of queries, keys and values.
+        in_proj_bias: Their bias (3·embed_dim), or None.
+        out_proj: The Linear layer behind the heads.
+        attend: The attention function, called as functional.scaled_dot_product_attention with
+            arguments up to is_causal; replace it if sequences are split over ranks.
+
+    Example:
+        ```python
+        attention = tr.nn.MultiheadAttention(64, num_heads=4, batch_first=True)
+        x = tr.nn.randn(2, 10, 64)
+        result, _ = attention(x, x, x, is_causal=True)  # (2, 10, 64)
+        ```
     """
 
     attend: Callable[..., Any] = staticmethod(functional.scaled_dot_product_attention)
@@ -36,6 +46,19 @@ class MultiheadAttention(Module):
         batch_first: bool = False,
         dtype: Any = None,
     ) -> None:
+        """Create the layer.
+
+        Args:
+            embed_dim: The width of input and output.
+            num_heads: The number of heads.
+            dropout: The probability to drop weights in training.
+            bias: Whether there are biases.
+            batch_first: Whether inputs are (N, length, width) instead of (length, N, width).
+            dtype: The parameters' dtype; None is float32.
+
+        Raises:
+            ValueError: If the heads do not divide embed_dim.
+        """
         super().__init__()
         if embed_dim % num_heads:
             raise ValueError(f"{num_heads} heads do not divide an embedding of {embed_dim}")
@@ -60,9 +83,16 @@ class MultiheadAttention(Module):
     ) -> tuple[Any, None]:
         """Return the result, and None in place of the weights.
 
-        query: (L, N, embed_dim), key and value: (S, N, embed_dim), with N first if batch_first, or
-        without N. attn_mask: (L, S), or (N, heads, L, S); True is masked out, as in torch's layer,
-        or numbers to add. is_causal: needs no mask here.
+        Args:
+            query: The queries (L, N, embed_dim), with N first if batch_first, or without N.
+            key: The keys (S, N, embed_dim), likewise.
+            value: The values (S, N, embed_dim), likewise.
+            attn_mask: A mask (L, S), or (N, heads, L, S); True is masked out, as in torch's layer,
+                or numbers to add.
+            is_causal: Whether position i attends only to positions 0 to i; it needs no mask here.
+
+        Raises:
+            ValueError: If shapes do not fit, or if both attn_mask and is_causal are given.
         """
         swap = not self.batch_first and query.ndim == 3
         if query is key and key is value:
@@ -108,6 +138,12 @@ class TransformerBlock(Module):
     """Computes x + attention(norm(x)), then x + MLP(norm(x)), normalising first.
 
     See Xiong et al., "On Layer Normalization in the Transformer Architecture", 2020.
+
+    Example:
+        ```python
+        block = tr.nn.TransformerBlock(64, num_heads=4, causal=True)
+        block(tr.nn.randn(2, 10, 64)).shape  # (2, 10, 64)
+        ```
     """
 
     def __init__(
@@ -123,8 +159,17 @@ class TransformerBlock(Module):
     ) -> None:
         """Create the block.
 
-        hidden_dim: of the MLP, default 4·embed_dim. causal: positions attend only to themselves and
-        earlier ones.
+        Args:
+            embed_dim: The width of input and output.
+            num_heads: The number of heads.
+            hidden_dim: The width within the MLP; None is 4·embed_dim.
+            dropout: The probability to drop weights and results in training.
+            causal: Whether positions attend only to themselves and earlier ones.
+            bias: Whether layers and norms have biases.
+            dtype: The parameters' dtype; None is float32.
+
+        Raises:
+            ValueError: If the heads do not divide embed_dim.
         """
         super().__init__()
         hidden = 4 * embed_dim if hidden_dim is None else hidden_dim
@@ -142,8 +187,18 @@ class TransformerBlock(Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Any, attn_mask: Any = None) -> Any:
-        """Apply the block to x: (N, L, embed_dim) or (L, embed_dim); attn_mask as in
-        MultiheadAttention."""
+        """Apply the block.
+
+        Args:
+            x: The input (N, L, embed_dim) or (L, embed_dim).
+            attn_mask: As in MultiheadAttention.
+
+        Returns:
+            The result, of x's shape.
+
+        Raises:
+            ValueError: If shapes do not fit, or if there is a mask although the block is causal.
+        """
         normed = self.norm1(x)
         mixed, _ = self.attention(
             normed, normed, normed, attn_mask=attn_mask, is_causal=self.causal

@@ -15,8 +15,17 @@ from torsh_runtime.optim.pieces import pieces, zeros_for
 
 
 class Adam(Optimizer):
-    """Steps by the mean gradient over the root of the mean squared one (Kingma and Ba, "Adam: A
-    Method for Stochastic Optimization", 2015). weight_decay is added to the gradient.
+    """Steps by the mean gradient over the root of the mean squared one.
+
+    See Kingma and Ba, "Adam: A Method for Stochastic Optimization", 2015.
+
+    Example:
+        ```python
+        optimizer = tr.optim.Adam(model.parameters(), lr=1e-3)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ```
     """
 
     decoupled = False
@@ -29,6 +38,19 @@ class Adam(Optimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
     ) -> None:
+        """Create the optimizer.
+
+        Args:
+            params: The tensors to train, or dicts with "params" and options of their own.
+            lr: The learning rate.
+            betas: The factors of the running means of the gradient and its square, in [0, 1).
+            eps: Added to the root.
+            weight_decay: The factor of the parameters that is added to the gradient.
+
+        Raises:
+            ValueError: For options out of range, and without parameters.
+            TypeError: For tensors that are no leaves.
+        """
         if min(lr, eps, weight_decay) < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError("Adam: lr, eps, weight_decay are not negative, betas are in [0, 1)")
         super().__init__(
@@ -36,7 +58,7 @@ class Adam(Optimizer):
         )
 
     def update(self, param: Tensor, gradient: Array, group: Group, state: dict[str, Any]) -> None:
-        """Update one parameter and its moments in place."""
+        """Update one parameter and its moments in place; see Optimizer.update()."""
         if not state:
             state["step"] = np.zeros((), np.float32)
             state["exp_avg"], state["exp_avg_sq"] = zeros_for(param.data), zeros_for(param.data)
@@ -65,8 +87,17 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Works as Adam, but weight_decay shrinks the parameters directly (Loshchilov and Hutter,
-    "Decoupled Weight Decay Regularization", 2019).
+    """Works as Adam, but weight_decay shrinks the parameters directly.
+
+    See Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019.
+
+    Example:
+        ```python
+        optimizer = tr.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ```
     """
 
     decoupled = True
@@ -79,4 +110,17 @@ class AdamW(Adam):
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
     ) -> None:
+        """Create the optimizer.
+
+        Args:
+            params: The tensors to train, or dicts with "params" and options of their own.
+            lr: The learning rate.
+            betas: The factors of the running means of the gradient and its square, in [0, 1).
+            eps: Added to the root.
+            weight_decay: The part by which lr · weight_decay shrinks the parameters in each step.
+
+        Raises:
+            ValueError: For options out of range, and without parameters.
+            TypeError: For tensors that are no leaves.
+        """
         super().__init__(params, lr, betas, eps, weight_decay)

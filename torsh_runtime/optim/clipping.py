@@ -23,8 +23,27 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Scale all gradients so that their norm, taken as one vector, is at most max_norm.
 
-    Returns the norm before scaling as a float32 tensor. Raises RuntimeError if error_if_nonfinite
-    and the norm is infinite or undefined; the gradients are unchanged then.
+    For models that are spread over ranks use tr.clip_grad_norm_().
+
+    Args:
+        parameters: A tensor, or tensors, in this process.
+        max_norm: The largest norm that gradients keep.
+        norm_type: The exponent p of the norm; inf is the largest absolute value.
+        error_if_nonfinite: Whether an infinite or undefined norm is an error.
+
+    Returns:
+        The norm before scaling as a float32 tensor.
+
+    Raises:
+        RuntimeError: With error_if_nonfinite if the norm is infinite or undefined; the gradients
+            are then unchanged.
+
+    Example:
+        ```python
+        loss.backward()
+        norm = tr.optim.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        ```
     """
     gradients = _gradients(parameters)
     total = _norm(gradients, norm_type)
@@ -48,6 +67,17 @@ def _norm(arrays: list[Array], kind: float) -> float:
 
 
 def clip_grad_value_(parameters: Any, clip_value: float) -> None:
-    """Clip each element of all gradients to [-clip_value, clip_value], in place."""
+    """Clip each element of all gradients to [-clip_value, clip_value], in place.
+
+    Args:
+        parameters: A tensor, or tensors.
+        clip_value: The largest absolute value.
+
+    Example:
+        ```python
+        loss.backward()
+        tr.optim.clip_grad_value_(model.parameters(), 0.5)
+        ```
+    """
     for gradient in _gradients(parameters):
         array_module(gradient).clip(gradient, -clip_value, clip_value, out=gradient)

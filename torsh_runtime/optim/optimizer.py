@@ -20,11 +20,34 @@ Group = dict[str, Any]
 class Optimizer:
     """Serves as the base of optimizers, as torch.optim.Optimizer: subclasses define update().
 
-    params: tensors, or dicts with "params" and options that differ from `defaults`.
-    Attributes: param_groups, state (by parameter: names to arrays).
+    Attributes:
+        defaults: The options of groups that have none of their own.
+        param_groups: The groups: dicts with "params" and options.
+        state: Names and arrays by parameter.
+
+    Example:
+        ```python
+        class SignDescent(tr.optim.Optimizer):
+            def update(self, param, gradient, group, state):
+                param.data -= group["lr"] * np.sign(gradient)
+
+        ```python
+        optimizer = SignDescent(model.parameters(), {"lr": 1e-3})
+        ```
     """
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
+        """Create the optimizer.
+
+        Args:
+            params: The tensors to train, or dicts with "params" and options that differ from
+                `defaults`.
+            defaults: The options by name.
+
+        Raises:
+            ValueError: Without parameters, and if one is given twice.
+            TypeError: For tensors that are no leaves.
+        """
         self.defaults = dict(defaults)
         self.param_groups: list[Group] = []
         self.state: dict[Tensor, dict[str, Any]] = {}
@@ -38,8 +61,17 @@ class Optimizer:
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Add parameters with options of their own.
 
-        Raises ValueError for parameters that the optimizer has already, TypeError for tensors that
-        are no leaves.
+        Args:
+            param_group: A dict with "params" and options.
+
+        Raises:
+            ValueError: For parameters that the optimizer has already.
+            TypeError: For tensors that are no leaves.
+
+        Example:
+            ```python
+            optimizer.add_param_group({"params": head.parameters(), "lr": 1e-4})
+            ```
         """
         params = param_group["params"]
         params = [params] if isinstance(params, Variable) else list(params)
@@ -53,11 +85,35 @@ class Optimizer:
         self.param_groups.append({**self.defaults, **param_group, "params": params})
 
     def update(self, param: Tensor, gradient: Array, group: Group, state: dict[str, Any]) -> None:
-        """Change one parameter in place. Subclasses define this."""
+        """Change one parameter in place. Subclasses define this.
+
+        Args:
+            param: The parameter.
+            gradient: Its gradient, an array.
+            group: The options of its group.
+            state: Its state, which is empty at first and may be changed.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no update()")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have gradients. Returns the loss of `closure`, if given."""
+        """Update all parameters that have gradients.
+
+        Args:
+            closure: A function that computes the loss and the gradients first, or None.
+
+        Returns:
+            The loss of `closure`, or None.
+
+        Example:
+            ```python
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ```
+        """
         loss = None
         if closure is not None:
             with enable_grad():
@@ -95,7 +151,17 @@ class Optimizer:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load copies of what state_dict() returned, here or in torch.
 
-        Raises ValueError if the groups do not match.
+        Args:
+            state_dict: The state.
+
+        Raises:
+            ValueError: If the groups do not match.
+
+        Example:
+            ```python
+            state = optimizer.state_dict()
+            other.load_state_dict(state)
+            ```
         """
         groups, own = state_dict["param_groups"], self.param_groups
         sizes = [[len(group["params"]) for group in each] for each in (groups, own)]

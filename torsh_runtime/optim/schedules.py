@@ -14,10 +14,27 @@ Factor = Callable[[int], float]
 class LRScheduler:
     """Sets the "lr" of an optimizer's groups, now and at each step(). Subclasses define rate().
 
-    Attributes: base_lrs, last_epoch (steps made).
+    Attributes:
+        base_lrs: The initial rates of the groups.
+        last_epoch: The number of steps made.
+
+    Example:
+        ```python
+        class Halving(tr.optim.LRScheduler):
+            def rate(self, base, group):
+                return base / 2**self.last_epoch
+
+        ```python
+        schedule = Halving(optimizer)
+        ```
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
+        """Set the initial rates.
+
+        Args:
+            optimizer: The optimizer.
+        """
         self.optimizer = optimizer
         groups = optimizer.param_groups
         self.base_lrs: list[Any] = [group.setdefault("initial_lr", group["lr"]) for group in groups]
@@ -25,11 +42,26 @@ class LRScheduler:
         self._set()
 
     def rate(self, base: float, group: int) -> float:
-        """Return a group's learning rate after last_epoch steps; `base` is the initial rate."""
+        """Return a group's learning rate after last_epoch steps.
+
+        Args:
+            base: The initial rate.
+            group: The group's number.
+
+        Raises:
+            NotImplementedError: If the subclass does not define it.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no rate()")
 
     def step(self) -> None:
-        """Set the next rate. Call this after the optimizer's step()."""
+        """Set the next rate. Call this after the optimizer's step().
+
+        Example:
+            ```python
+            optimizer.step()
+            schedule.step()
+            ```
+        """
         self.last_epoch += 1
         self._set()
 
@@ -42,7 +74,11 @@ class LRScheduler:
         return {"base_lrs": list(self.base_lrs), "last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from what state_dict() returned."""
+        """Continue from what state_dict() returned.
+
+        Args:
+            state_dict: The state.
+        """
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"]
         self._set()
@@ -54,9 +90,26 @@ class LRScheduler:
 
 
 class LambdaLR(LRScheduler):
-    """Multiplies the initial rate by lr_lambda(steps); one function, or one for each group."""
+    """Multiplies the initial rate by a function of the number of steps.
+
+    Example:
+        ```python
+        schedule = tr.optim.LambdaLR(optimizer, lambda steps: 0.95**steps)
+        optimizer.step()
+        schedule.step()
+        ```
+    """
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Factor | Sequence[Factor]) -> None:
+        """Create the schedule.
+
+        Args:
+            optimizer: The optimizer.
+            lr_lambda: A function steps -> factor, or one for each group.
+
+        Raises:
+            ValueError: If there are not as many functions as groups.
+        """
         count = len(optimizer.param_groups)
         self.lr_lambdas = [lr_lambda] * count if callable(lr_lambda) else list(lr_lambda)
         if len(self.lr_lambdas) != count:
@@ -64,33 +117,63 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """Return the group's rate."""
+        """Return the rate of the group of this number, whose initial rate is `base`."""
         return base * self.lr_lambdas[group](self.last_epoch)
 
 
 class StepLR(LRScheduler):
-    """Multiplies the rate by gamma after every step_size steps."""
+    """Multiplies the rate by gamma after every step_size steps.
+
+    Example:
+        ```python
+        schedule = tr.optim.StepLR(optimizer, step_size=1000)
+        optimizer.step()
+        schedule.step()
+        ```
+    """
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+        """Create the schedule.
+
+        Args:
+            optimizer: The optimizer.
+            step_size: The number of steps.
+            gamma: The factor.
+        """
         self.step_size, self.gamma = step_size, gamma
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """Return the group's rate."""
+        """Return the rate of the group of this number, whose initial rate is `base`."""
         return float(base * self.gamma ** (self.last_epoch // self.step_size))
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Follows half a cosine wave from the initial rate to eta_min in T_max steps, and back
-    (Loshchilov and Hutter, "SGDR", 2017).
+    """Follows half a cosine wave from the initial rate to eta_min in T_max steps, and back.
+
+    See Loshchilov and Hutter, "SGDR", 2017.
+
+    Example:
+        ```python
+        schedule = tr.optim.CosineAnnealingLR(optimizer, T_max=10_000)
+        optimizer.step()
+        schedule.step()
+        ```
     """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:  # noqa: N803
+        """Create the schedule.
+
+        Args:
+            optimizer: The optimizer.
+            T_max: The number of steps.
+            eta_min: The smallest rate.
+        """
         self.T_max, self.eta_min = T_max, eta_min
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """Return the group's rate."""
+        """Return the rate of the group of this number, whose initial rate is `base`."""
         wave = (1 + math.cos(math.pi * self.last_epoch / self.T_max)) / 2
         return self.eta_min + (base - self.eta_min) * wave
 
@@ -98,7 +181,12 @@ class CosineAnnealingLR(LRScheduler):
 class LinearLR(LRScheduler):
     """Warms up linearly from start_factor to end_factor times the initial rate.
 
-    This takes total_iters steps.
+    Example:
+        ```python
+        schedule = tr.optim.LinearLR(optimizer, start_factor=0.1, total_iters=500)
+        optimizer.step()
+        schedule.step()
+        ```
     """
 
     def __init__(
@@ -108,11 +196,19 @@ class LinearLR(LRScheduler):
         end_factor: float = 1.0,
         total_iters: int = 5,
     ) -> None:
+        """Create the schedule.
+
+        Args:
+            optimizer: The optimizer.
+            start_factor: The factor of the initial rate at first.
+            end_factor: The factor after total_iters steps, and from then on.
+            total_iters: The number of steps.
+        """
         self.start_factor, self.end_factor = start_factor, end_factor
         self.total_iters = total_iters
         super().__init__(optimizer)
 
     def rate(self, base: float, group: int) -> float:
-        """Return the group's rate."""
+        """Return the rate of the group of this number, whose initial rate is `base`."""
         done = min(self.last_epoch / self.total_iters, 1)
         return base * (self.start_factor + (self.end_factor - self.start_factor) * done)

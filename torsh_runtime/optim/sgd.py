@@ -12,8 +12,17 @@ from torsh_runtime.optim.pieces import pieces, zeros_for
 
 
 class SGD(Optimizer):
-    """Makes p -= lr · g, with momentum (Sutskever et al., "On the Importance of Initialization and
-    Momentum in Deep Learning", 2013), Nesterov's if asked for, and L2 regularisation.
+    """Makes p -= lr · g, with momentum and L2 regularisation if asked for.
+
+    See Sutskever et al., "On the Importance of Initialization and Momentum in Deep Learning", 2013.
+
+    Example:
+        ```python
+        optimizer = tr.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ```
     """
 
     def __init__(
@@ -25,6 +34,22 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
+        """Create the optimizer.
+
+        Args:
+            params: The tensors to train, or dicts with "params" and options of their own.
+            lr: The learning rate.
+            momentum: The factor of the velocity.
+            dampening: The part of the gradient that does not enter the velocity, except the first
+                time.
+            weight_decay: The factor of the parameters that is added to the gradient.
+            nesterov: Whether the momentum is Nesterov's.
+
+        Raises:
+            ValueError: For options out of range, for Nesterov's momentum without a momentum or with
+                dampening, and without parameters.
+            TypeError: For tensors that are no leaves.
+        """
         if min(lr, momentum, weight_decay) < 0:
             raise ValueError("SGD: lr, momentum and weight_decay are not negative")
         if nesterov and (not momentum or dampening):
@@ -41,7 +66,7 @@ class SGD(Optimizer):
         )
 
     def update(self, param: Tensor, gradient: Array, group: Group, state: dict[str, Any]) -> None:
-        """Update one parameter and its velocity in place."""
+        """Update one parameter and its velocity in place; see Optimizer.update()."""
         momentum = group["momentum"]
         fresh = momentum and state.get("momentum_buffer") is None
         if fresh:

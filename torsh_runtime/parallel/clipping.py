@@ -53,18 +53,39 @@ class _Reduction(NamedTuple):
 def clip_grad_norm_(
     model: Any, max_norm: float, mesh: DeviceMesh | None = None, norm_type: float = 2.0
 ) -> float:
-    """Scale the gradients of a model of either framework so that their norm, as of one vector of
-    the whole model, is at most max_norm. Returns what it was.
+    """Scale a model's gradients so that their norm is at most `max_norm`, and return what it was.
 
-    The model, not its parameters: its modules tell of layouts (parallel/layouts.py), so that what
-    is sharded over axes of the mesh is added up over these, what several ranks have counts once,
-    and stages of a pipeline, or of what is along "pp", are added up, of which several may have a
-    parameter of one name. What a FullyShardedDataParallel in it has sharded is added up over its
-    group. Sums are formed in float64. All ranks of the mesh call it, when the gradients have been
-    averaged. Norms that differ by more than 1e-4 of the largest are a warning, and each rank then
-    uses its own; others are the same bits on all ranks.
+    The norm is that of the gradients as one vector of the whole model, of either framework. It
+    takes the model, not its parameters, because its modules have layouts (parallel/layouts.py):
+    what is sharded over axes of the mesh is added up over these, what several ranks have counts
+    once, and stages of a pipeline, or of what is along "pp", are added up, of which several may
+    have a parameter of one name. What a FullyShardedDataParallel in it has sharded is added up over
+    its group. Sums are formed in float64.
 
-    Raises TypeError for what is no model, ConfigError for layouts that do not fit the mesh.
+    All ranks of the mesh call it, after the gradients have been averaged. If norms differ by more
+    than 1e-4 of the largest, a warning is logged and each rank uses its own; otherwise the result
+    has the same bits on all ranks.
+
+    Args:
+        model: The model, wrapped or not.
+        max_norm: The largest norm that gradients keep.
+        mesh: The mesh that the model is on; None if it is on none.
+        norm_type: The exponent p of the norm; inf is the largest absolute value.
+
+    Returns:
+        The norm before scaling.
+
+    Raises:
+        TypeError: If `model` is no model.
+        ConfigError: For layouts that do not fit the mesh.
+        CommError: If an exchange among the ranks fails.
+
+    Example:
+        ```python
+        loss(model(batch)).backward()
+        norm = tr.clip_grad_norm_(model, max_norm=1.0, mesh=mesh)
+        optimizer.step()
+        ```
     """
     framework_of_model(model)  # TypeError for what is none
     stages, earlier = _stages(model, mesh)

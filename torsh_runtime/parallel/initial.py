@@ -18,24 +18,34 @@ from torsh_runtime.parallel.streams import random_stream
 def init_parameters(
     model: Any, init: Callable[[str, Any], object], seed: int = 0, mesh: DeviceMesh | None = None
 ) -> None:
-    """Give a model's parameters the values that they have on every mesh, in one process too.
+    """Give a model's parameters the values that they have on every mesh, and in one process.
 
+    It is called before the model is wrapped. What is on torch's meta device gets memory on the CPU:
+    parameters, which stay the objects that they are, and buffers of modules that have a
+    reset_parameters(), which is called.
+
+    Args:
+        model: The model, of either framework.
+        init: A function (name, tensor) that writes a whole parameter's values into a tensor of its
+            framework; `name` is the parameter's full name. Random numbers come from a stream of
+            seed and name alone, so they depend neither on the order nor on which parameters this
+            rank has. This rank keeps its piece of each whole tensor, one after the other: the
+            largest has to fit into memory.
+        seed: The seed of the random numbers, the same on all ranks.
+        mesh: The mesh of the model's layouts (parallel/layouts.py); None if there are none.
+
+    Raises:
+        ConfigError: For a parameter that is not of its layout's shape, and for buffers on the meta
+            device that nothing gives values.
+
+    Example:
+        ```python
         def init(name, tensor):
             torch.nn.init.normal_(tensor, std=0.02) if tensor.ndim > 1 else tensor.zero_()
 
+        ```python
         tr.init_parameters(model, init, seed=1, mesh=mesh)
-
-    init: writes a whole parameter's values into a tensor of its framework; `name` is the
-        parameter's full name. Random numbers come from a stream of seed and name alone, so they
-        depend neither on the order nor on which parameters this rank has. Of each whole tensor this
-        rank's piece is kept, one after the other: the largest has to fit into memory.
-    mesh: what the layouts of the model are on (parallel/layouts.py).
-
-    What is on torch's meta device gets memory on the CPU: parameters, which stay the objects that
-    they are, and buffers of modules that have a reset_parameters(), which is called.
-
-    Before the model is wrapped. Raises ConfigError for a parameter that is not of its layout's
-    shape, and for buffers on the meta device that nothing gives values.
+        ```
     """
     framework, layouts = framework_of_model(model), layouts_by_id(model)
     _materialise(model)

@@ -69,9 +69,23 @@ def stages_in(model: Any) -> tuple[Any, StageRanks] | None:
 
 
 def layouts_of(model: Any) -> dict[str, TensorLayout]:
-    """Return the layouts that the model's modules tell of, by the parameters' full names in it.
+    """Return the layouts that the model's modules have, by the parameters' full names in it.
 
-    Raises ConfigError if a module tells of a parameter that it lacks."""
+    Args:
+        model: The model, wrapped or not.
+
+    Returns:
+        The layout of each parameter that has one.
+
+    Raises:
+        ConfigError: If a module has a layout of a parameter that it lacks.
+
+    Example:
+        ```python
+        for name, layout in tr.layouts_of(model).items():
+            print(name, layout.shape, layout.sharded())
+        ```
+    """
     own = layouts_by_id(model)
     named = model.named_parameters()
     return {name: own[id(parameter)] for name, parameter in named if id(parameter) in own}

@@ -16,19 +16,24 @@ _ANY_MESH = (
 
 
 class DistributedOptimizer:
-    """An optimizer of which each rank keeps the state of a part of the parameters, steps those, and
-    sends them to the others (ZeRO stage 1: Rajbhandari et al., SC 2020). As torch's
-    ZeroRedundancyOptimizer.
+    """Wraps an optimizer so that each rank keeps the state of a part of the parameters.
 
+    Each rank steps these and sends them to the others (ZeRO stage 1: Rajbhandari et al., SC 2020),
+    as torch's ZeroRedundancyOptimizer. It is an optimizer of the framework itself, so schedules
+    take it. Gradients have to be the same on all ranks, as DistributedDataParallel leaves them. If
+    ranks have parts of the model, as of experts, it takes the model and the mesh's axes along which
+    batches differ as well: `model=model, process_group=mesh["dp", "cp"]`.
+
+    Attributes:
+        local: The optimizer of this rank's parameters.
+        param_groups: The groups with all parameters.
+
+    Example:
+        ```python
         optimizer = tr.DistributedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-
-    It is an optimizer of the framework itself, so schedules take it. Gradients have to be the same
-    on all ranks, as DistributedDataParallel leaves them. Of a model of which ranks have parts, as
-    of experts, it takes the model and the mesh's axes along which batches differ as well:
-
-        optimizer = tr.DistributedOptimizer(
-            model.parameters(), torch.optim.AdamW, model=model, process_group=mesh["dp", "cp"]
-        )
+        loss(model(batch)).backward()
+        optimizer.step()
+        ```
     """
 
     param_groups: list[dict[str, Any]]
@@ -47,17 +52,24 @@ class DistributedOptimizer:
         model: Any = None,
         **defaults: Any,
     ) -> None:
-        """Create the optimizer. All ranks pass the same parameters, or groups of them, in the same
-        order.
+        """Create the optimizer. All ranks pass the same parameters, or groups of them, in order.
 
-        process_group: the ranks, as DistributedDataParallel takes them. model: the model of the
-        parameters, wrapped or not. Its layouts (parallel/layouts.py) say which ranks have the same
-        of each parameter, and these share the state of that one. All ranks create the optimizer at
-        the same time then. None: all ranks have the same.
+        Args:
+            params: The parameters, or groups of them as dicts.
+            optimizer_class: A class of optimizers of torch or of torsh_runtime.optim.
+            process_group: The ranks, as DistributedDataParallel takes them.
+            model: The model of the parameters, wrapped or not. Its layouts (parallel/layouts.py)
+                say which ranks have the same part of each parameter, and these share the state of
+                that one. All ranks then create the optimizer at the same time. None: all ranks have
+                the same.
+            **defaults: Options of `optimizer_class`, such as lr.
 
-        Raises ConfigError on all ranks for models or parameters that differ, a process_group
-        that does not tell which ranks have the same, and a model that a FullyShardedDataParallel
-        has sharded."""
+        Raises:
+            ConfigError: On all ranks for models or parameters that differ, a process_group that
+                does not tell which ranks have the same, and a model that a FullyShardedDataParallel
+                has sharded.
+            TypeError: If `optimizer_class` is no class of optimizers.
+        """
         whole = optimizer_class(params, **defaults)
         super().__init__(whole.param_groups, whole.defaults)  # type: ignore[call-arg]
         self._owners = Ownership(process_group, model)
@@ -67,7 +79,11 @@ class DistributedOptimizer:
         self.local.all_param_groups = self.param_groups  # of which it has this rank's
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Train these parameters as well; all ranks pass the same."""
+        """Train the parameters of `param_group` as well; all ranks pass the same.
+
+        Raises:
+            ConfigError: On all ranks if these differ.
+        """
         super().add_param_group(param_group)  # type: ignore[misc]
         if hasattr(self, "local"):
             added = self.param_groups[-1]["params"]
@@ -75,10 +91,22 @@ class DistributedOptimizer:
             self.local.add_param_group(self._part(self.param_groups[-1]))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step this rank's own parameters and get the others'. What the closure returned.
+        """Step this rank's own parameters, get the others', and return what the closure returned.
 
-        The first step compares parameters and gradients before it changes any: ConfigError on all
-        ranks if they are not the same.
+        Args:
+            closure: A function that computes the loss and the gradients, or None.
+
+        Raises:
+            ConfigError: From the first step, on all ranks, if parameters or gradients are not the
+                same on all. Nothing has changed then.
+            CommError: If the exchange among the ranks fails.
+
+        Example:
+            ```python
+            loss(model(batch)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            ```
         """
         self._pass_options_on()
         if closure is None:
@@ -106,19 +134,45 @@ class DistributedOptimizer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what state_dict() gave on this rank of as many, or gather_state_dict() on one of
-        any number. Raises ConfigError if it was another number of ranks, or of other parameters
-        or parts."""
+        """Load what state_dict() or gather_state_dict() returned.
+
+        Args:
+            state: What state_dict() returned on this rank of the same number of ranks, or
+                gather_state_dict() on a rank of any number.
+
+        Raises:
+            ConfigError: If it was a different number of ranks, or of other parameters or parts.
+
+        Example:
+            ```python
+            optimizer.load_state_dict(torch.load("optimizer.pt"))
+            ```
+        """
         if "local" in state:
             self._load_own(state)
         else:
             self._load_whole(state)
 
     def gather_state_dict(self, dst: int = 0) -> dict[str, Any] | None:
-        """Return on rank dst the state of all parameters, as the optimizer alone would have it,
-        and None on the others. All ranks call it. Raises ConfigError for a group of torch's,
-        which cannot move objects of this library (pass process_group one of torsh_runtime's),
-        and if ranks have parts, as of experts."""
+        """Return on rank `dst` the state of all parameters, as the optimizer alone would have it.
+
+        The others get None. All ranks call it.
+
+        Args:
+            dst: The rank in the optimizer's group.
+
+        Raises:
+            ConfigError: For a group of torch's, which cannot move objects of this library (pass
+                process_group one of torsh_runtime's), and if ranks have parts, as of experts.
+            CommError: If the exchange among the ranks fails.
+
+        Example:
+            ```python
+            state = optimizer.gather_state_dict(dst=0)
+            if state is not None:
+                torch.save(state, "optimizer.pt")
+            ```
+        """
         self._check_whole("gather_state_dict()")
         parts: list[Any] | None = [None] * self._group.world_size
         own = self.local.state_dict()

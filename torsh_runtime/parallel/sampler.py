@@ -14,15 +14,24 @@ from torsh_runtime.errors import ConfigError
 
 
 class DistributedSampler:
-    """Indices of a dataset for this rank, as torch's class of this name; torch's DataLoader takes
-    it, and it needs no torch.
+    """Selects the indices of a dataset for this rank, as torch's class of this name.
 
-    In each epoch every sample is some rank's, and all ranks have equally many: the last ones are
-    filled up from the first, or left out with `drop_last`.
+    torch's DataLoader takes it, and it needs no torch. In each epoch every sample is some rank's,
+    and all ranks have equally many: the last ones are filled up from the first, or left out with
+    `drop_last`.
 
-    Where it stands can be saved: a sample counts as taken when it has been given out. Some loaders
-    ask for samples before the program takes them: torchdata's StatefulDataLoader knows how many,
-    and is kept in place of the sampler; of others tell state_dict() how many were taken.
+    Its position can be saved: a sample counts as taken when it has been given out. Some loaders ask
+    for samples before the program takes them. torchdata's StatefulDataLoader knows how many were
+    taken, and is saved in place of the sampler; with others pass their number to state_dict().
+
+    Example:
+        ```python
+        sampler = tr.DistributedSampler(dataset, seed=1)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=32, sampler=sampler)
+        for epoch in range(epochs):
+            sampler.set_epoch(epoch)
+            train(loader)
+        ```
     """
 
     def __init__(
@@ -34,9 +43,20 @@ class DistributedSampler:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        """Create the sampler. dataset: its length, or an object that has one. num_replicas,
-        rank: by default those of the default group. seed: equal on all ranks. Raises ConfigError
-        for a rank that is not below num_replicas."""
+        """Create the sampler.
+
+        Args:
+            dataset: The dataset's length, or an object that has one.
+            num_replicas: The number of ranks; None is the default group's.
+            rank: This rank; None is that in the default group.
+            shuffle: Whether to shuffle the samples in each epoch.
+            seed: The seed of the order, equal on all ranks.
+            drop_last: Whether to leave out the last samples instead of repeating the first.
+
+        Raises:
+            ConfigError: For a rank that is not below `num_replicas`, and without a default group if
+                one of them is None.
+        """
         self._length = dataset if isinstance(dataset, int) else len(dataset)
         self.num_replicas = get_world_size() if num_replicas is None else num_replicas
         self.rank = get_rank() if rank is None else rank
@@ -47,8 +67,20 @@ class DistributedSampler:
         self._is_over = self._was_over = self._is_ahead = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle otherwise than in other epochs, and begin at the first sample; in the epoch that
-        was loaded go on where it stood."""
+        """Select the epoch's order, and begin at its first sample.
+
+        In the epoch that was loaded, continue from its position.
+
+        Args:
+            epoch: The epoch's number.
+
+        Example:
+            ```python
+            for epoch in range(epochs):
+                sampler.set_epoch(epoch)
+                train(loader)
+            ```
+        """
         if epoch != self.epoch:
             self._stand(epoch, 0)
         elif self._was_over:
@@ -66,7 +98,7 @@ class DistributedSampler:
         return self._counted(self._own().tolist(), start)
 
     def _stand(self, epoch: int, taken: int) -> None:
-        """Let the next iteration begin there."""
+        """Let the next iteration begin at this position."""
         self.epoch, self._start, self._taken = epoch, taken, taken
         self._is_over = self._was_over = self._is_ahead = False
 
@@ -78,10 +110,19 @@ class DistributedSampler:
         self._is_over = True
 
     def state_dict(self, taken: int | None = None) -> dict[str, Any]:
-        """Return the state after the program has taken this many samples of the epoch on each rank.
-        None: those that were given out.
+        """Return the state after the program has taken `taken` samples of the epoch on each rank.
 
-        Raises ConfigError for None within an epoch that a DataLoader with workers asks for."""
+        Args:
+            taken: The number of samples; None is those that were given out.
+
+        Raises:
+            ConfigError: For None within an epoch that a DataLoader with workers asks for.
+
+        Example:
+            ```python
+            state = sampler.state_dict(taken=steps * batch_size)
+            ```
+        """
         if taken is None and self._is_ahead and not self._is_over:
             raise ConfigError(
                 "the sampler gives samples to a DataLoader with workers, which asks ahead, and "
@@ -93,11 +134,25 @@ class DistributedSampler:
         return {**where, "is_over": is_over, "num_replicas": self.num_replicas, **self._order()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume there with the next iteration: after an epoch that is over with the next one,
-        which set_epoch() may have named before.
+        """Resume from a state with the next iteration.
 
-        ConfigError within an epoch of another number of ranks, whose shares were others, or of a
-        dataset of another length or order.
+        After an epoch that is over, resume with the next one, which set_epoch() may have named
+        before.
+
+        Args:
+            state: What state_dict() returned.
+
+        Raises:
+            ConfigError: Within an epoch of a different number of ranks, whose shares were
+                different, or of a dataset of a different length or order.
+
+        Example:
+            ```python
+            sampler.load_state_dict(state)
+            for epoch in range(sampler.epoch, epochs):
+                sampler.set_epoch(epoch)
+                train(loader)
+            ```
         """
         epoch, taken, is_over = state["epoch"], state["taken"], state.get("is_over", False)
         saved = state.get("num_replicas", self.num_replicas)

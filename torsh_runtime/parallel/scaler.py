@@ -1,4 +1,4 @@
-"""Losses scaled up, so that gradients in float16 do not vanish."""
+"""Scales losses up, so that gradients in float16 do not vanish."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ from torsh_runtime.parallel.groups import group_of
 
 
 class ShardedGradScaler:
-    """Scales losses like torch.amp.GradScaler (Micikevicius et al., Mixed Precision Training, ICLR
-    2018), for gradients of which each rank has a part, by whatever kind of parallelism: if those of
-    one rank are not finite, no rank steps, and all have the same scale next.
+    """Scales losses like torch.amp.GradScaler, for gradients of which each rank has a part.
 
+    See Micikevicius et al., Mixed Precision Training, ICLR 2018. It works with any kind of
+    parallelism: if the gradients of one rank are not finite, no rank steps, and all have the same
+    scale next. It takes losses and optimizers of torch and of tr.nn. All ranks make the same calls.
+
+    Attributes:
+        process_group: The ranks that agree; None if it is not enabled.
+
+    Example:
+        ```python
+        scaler = tr.ShardedGradScaler()
         scaler.scale(loss).backward()  # or pipeline.step(batch, target, scaler=scaler)
         scaler.step(optimizer)
         scaler.update()
-
-    It takes losses and optimizers of torch and of tr.nn. All ranks make the same calls.
-
-    Attributes: process_group (who agrees; None if not enabled).
+        ```
     """
 
     def __init__(
@@ -39,13 +44,20 @@ class ShardedGradScaler:
     ) -> None:
         """Create the scaler.
 
-        init_scale: what losses are multiplied with at first. It is multiplied by growth_factor
-        after growth_interval updates without infinite gradients, and by backoff_factor after one
-        with such. enabled: False does nothing. process_group: a group, or a DeviceMesh, of all
-        ranks that have parts or replicas of the model, the whole mesh and not some of its axes: a
-        rank that is left out would step when others do not. None is the default group.
+        Args:
+            init_scale: The factor of losses at first.
+            growth_factor: Multiplies the scale after growth_interval updates without infinite
+                gradients.
+            backoff_factor: Multiplies the scale after an update with infinite gradients.
+            growth_interval: The number of updates.
+            enabled: False does nothing.
+            process_group: A group, or a DeviceMesh, of all ranks that have parts or replicas of the
+                model, the whole mesh and not some of its axes: a rank that is left out would step
+                when others do not. None is the default group.
 
-        Raises ConfigError for numbers out of range."""
+        Raises:
+            ConfigError: For numbers out of range.
+        """
         if not (growth_factor > 1.0 and 0.0 < backoff_factor < 1.0 and growth_interval >= 1):
             raise ConfigError(
                 f"growth_factor={growth_factor} must be more than 1, backoff_factor="
@@ -58,18 +70,44 @@ class ShardedGradScaler:
         self.process_group = group_of(process_group) if enabled else None
         self._stepped: set[int] = set()
         self._is_finite: dict[int, bool] = {}
-        """Of optimizers, by id(), whose gradients were divided since the last update."""
+        """Results, by id() of the optimizers whose gradients were divided since the last update."""
 
     def scale(self, outputs: Any) -> Any:
-        """Return a loss times the scale, or each of several in a list or tuple."""
+        """Return a loss times the scale, or each of several.
+
+        Args:
+            outputs: The loss, or a list or tuple of losses.
+
+        Example:
+            ```python
+            scaler.scale(loss).backward()
+            ```
+        """
         if isinstance(outputs, list | tuple):
             return type(outputs)(map(self.scale, outputs))
         return outputs * self._scale if self._enabled else outputs
 
     def unscale_(self, optimizer: Any) -> None:
-        """Divide the gradients of the optimizer's parameters by the scale, such as to clip them
-        before step(). All ranks call it. Raises RuntimeError if that was done since update(),
-        ConfigError on all ranks if they have different scales."""
+        """Divide the gradients of the optimizer's parameters by the scale, such as to clip them.
+
+        All ranks call it, before step().
+
+        Args:
+            optimizer: The optimizer.
+
+        Raises:
+            RuntimeError: If that was done since update().
+            ConfigError: On all ranks if they have different scales.
+
+        Example:
+            ```python
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            tr.clip_grad_norm_(model, 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            ```
+        """
         if not self._enabled:
             return
         if id(optimizer) in self._is_finite:
@@ -78,8 +116,29 @@ class ShardedGradScaler:
         self._is_finite[id(optimizer)] = self._is_so_everywhere(all(map(math.isfinite, extremes)))
 
     def step(self, optimizer: Any, *arguments: Any, **named: Any) -> Any:
-        """Call optimizer.step() if all gradients are finite on all ranks, and return its result
-        or None. All ranks call it. Raises RuntimeError if that was done since update()."""
+        """Call optimizer.step() if all gradients are finite on all ranks.
+
+        All ranks call it.
+
+        Args:
+            optimizer: The optimizer.
+            *arguments: Arguments of its step().
+            **named: Arguments of its step() by name.
+
+        Returns:
+            What optimizer.step() returned, or None if it was not called.
+
+        Raises:
+            RuntimeError: If that was done since update().
+            ConfigError: On all ranks if they have different scales.
+
+        Example:
+            ```python
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            ```
+        """
         if not self._enabled:
             return optimizer.step(*arguments, **named)
         if id(optimizer) in self._stepped:
@@ -90,7 +149,18 @@ class ShardedGradScaler:
         return optimizer.step(*arguments, **named) if self._is_finite[id(optimizer)] else None
 
     def update(self) -> None:
-        """Find the scale of the next step. Raises RuntimeError if there was none."""
+        """Compute the scale of the next step.
+
+        Raises:
+            RuntimeError: If step() or unscale_() was not called before.
+
+        Example:
+            ```python
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            ```
+        """
         if not self._enabled:
             return
         if not self._is_finite:
@@ -128,7 +198,11 @@ class ShardedGradScaler:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on as the one did that gave this, of this class or torch.amp.GradScaler."""
+        """Resume from the state of a different scaler.
+
+        Args:
+            state_dict: The state of one of this class or of torch.amp.GradScaler.
+        """
         if not self._enabled:
             return
         self._scale = float(state_dict["scale"])

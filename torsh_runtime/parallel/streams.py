@@ -1,8 +1,8 @@
-"""Streams of random numbers that are the same on replicas, and differ where ranks have different
-elements: for dropout in models that are spread over a mesh.
+"""Provides streams of random numbers for dropout in models that are spread over a mesh.
 
-The generators are those of the frameworks themselves, nn's and torch's, so activation checkpointing
-computes again with the same numbers.
+They are the same on replicas, and differ where ranks have different elements. The generators are
+those of the frameworks themselves, nn's and torch's, so activation checkpointing computes again
+with the same numbers.
 """
 
 from __future__ import annotations
@@ -28,8 +28,19 @@ from torsh_runtime.parallel.layouts import coordinate_on, cut
 
 @contextmanager
 def random_stream(*key: object) -> Iterator[None]:
-    """Let random numbers of both frameworks come from a stream of this key alone in the block, as
-    of (seed, step, microbatch); those after it are as if there had been none."""
+    """Draw random numbers of both frameworks in this block from a stream of `key` alone.
+
+    Those after the block are as if it had drawn none.
+
+    Args:
+        *key: What the stream depends on, such as (seed, step, microbatch).
+
+    Example:
+        ```python
+        with tr.random_stream(seed, step):
+            output = model(batch)  # the same dropout whenever this step is repeated
+        ```
+    """
     with ExitStack() as held:
         _seed_nn(held, *key)
         _seed_torch(held, *key)
@@ -40,13 +51,25 @@ def random_stream(*key: object) -> Iterator[None]:
 def dropout_region(layout: TensorLayout, mesh: DeviceMesh) -> Iterator[None]:
     """Treat dropout in this block as that of tensors with this layout on the mesh.
 
-        with tr.dropout_region(TensorLayout((batch, heads, n, n), (("tp", 2, Shard(1)),)), mesh):
-            weights = dropout(weights)  # of this rank's heads
-
     In models of nn the mask is this rank's piece of that of one process, if generators are alike on
     all ranks as they are after nn.manual_seed(); the tensors must be of the piece's shape. In
     models of torch each place along the sharded axes has a stream of its own, which is the same on
-    replicas if torch's generators are. Raises ConfigError for a layout that does not fit the mesh.
+    replicas if torch's generators are.
+
+    Args:
+        layout: The layout of the tensors.
+        mesh: The mesh.
+
+    Raises:
+        ConfigError: For a layout that does not fit the mesh, and in models of nn for tensors of a
+            different shape.
+
+    Example:
+        ```python
+        heads_cut = tr.TensorLayout((batch, heads, n, n), (("tp", 2, tr.Shard(1)),))
+        with tr.dropout_region(heads_cut, mesh):
+            weights = dropout(weights)  # of this rank's heads
+        ```
     """
     coordinate = coordinate_on(mesh, "the region", layout)
     sharded = layout.sharded()
@@ -60,13 +83,27 @@ def dropout_region(layout: TensorLayout, mesh: DeviceMesh) -> Iterator[None]:
 
 
 def draw_by_name(model: Any, is_random: Callable[[Any], bool] | None = None) -> None:
-    """Let each module that draws random numbers do that from a stream of its full name and of what
-    the generator was seeded with, so that masks do not depend on which modules this rank has.
+    """Let each module that draws random numbers do so from a stream of its full name.
 
-    A training in which `random_stream(seed, step, microbatch)` is around each forward pass then has
-    the same masks on every pipeline as in one process. A module that is called several times in one
-    pass draws others each time. is_random: which modules draw; None: those that have a `dropout`,
-    `dropout_p` or `p` that is a number above 0.
+    The stream depends on what the generator was seeded with, too, so masks do not depend on which
+    modules this rank has. A training in which `random_stream(seed, step, microbatch)` is around
+    each forward pass then has the same masks on every pipeline as in one process. A module that is
+    called several times in one pass draws different ones each time.
+
+    Args:
+        model: The model, of either framework.
+        is_random: A function of a module that returns whether it draws; None: those that have a
+            `dropout`, `dropout_p` or `p` that is a number above 0.
+
+    Raises:
+        TypeError: If `model` is no model.
+
+    Example:
+        ```python
+        tr.draw_by_name(model)
+        with tr.random_stream(seed, step, microbatch):
+            output = model(batch)
+        ```
     """
     framework = framework_of(model)
     for name, module in model.named_modules():
@@ -92,7 +129,9 @@ class _Calls:
     """
 
     MOST = 1 << 12
-    """Number of calls that are recognised again, as of microbatches whose backward pass is due."""
+    """Number of calls that are recognised again, such as those of microbatches whose backward
+    pass is due.
+    """
 
     def __init__(self, framework: str) -> None:
         self._is_torch = framework == "torch"

@@ -1,4 +1,4 @@
-"""Averages for functional code, whose gradients are values and no parts of parameters."""
+"""Averages gradients for functional code, where they are values and not parts of parameters."""
 
 from __future__ import annotations
 
@@ -14,13 +14,25 @@ from torsh_runtime.parallel.groups import group_of
 
 
 def average_gradients(tree: Any, group: ProcessGroup | None = None) -> Any:
-    """Return a tree like this one, of the means over all ranks: nested dicts, lists and tuples of
-    numbers and of arrays of numpy, JAX or torch; any pytree if JAX is loaded. All ranks pass the
-    same structure, and None for missing values.
+    """Return a tree like this one, of the means over all ranks.
 
-    Nothing is changed in place, and what comes back is of the kind that was given, but the mean of
-    ints is a float; in arrays of integers it is rounded down. Raises CommError as ProcessGroup,
-    CommMismatch if shapes or dtypes differ over ranks.
+    Nothing is changed in place, and the results are of the kind that was given, except that the
+    mean of ints is a float; in arrays of integers it is rounded towards zero.
+
+    Args:
+        tree: Nested dicts, lists and tuples of numbers and of arrays of numpy, JAX or torch; any
+            pytree if JAX is loaded. All ranks pass the same structure, and None for missing values.
+        group: The process group; None is the default group.
+
+    Raises:
+        CommMismatch: If shapes or dtypes differ over ranks.
+        CommError: If the exchange among the ranks fails.
+
+    Example:
+        ```python
+        gradients = jax.grad(loss)(params, batch)
+        gradients = tr.average_gradients(gradients)
+        ```
     """
     members = group_of(group)
     jax = sys.modules.get("jax")

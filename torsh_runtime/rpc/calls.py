@@ -1,4 +1,4 @@
-"""init_rpc(), shutdown() and the calls between them: torch.distributed.rpc's functions."""
+"""Provides torch.distributed.rpc's functions: init_rpc(), shutdown() and the calls between them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,32 @@ def init_rpc(
     world_size: int | None = None,
     rpc_backend_options: RpcBackendOptions | None = None,
 ) -> None:
-    """Take part in remote calls: from now on others can call functions in this process, and this
-    process can call theirs. It needs no process group, and does not disturb one.
+    """Take part in remote calls.
 
-    name: of this worker; no other has it. rank: its id; -1 is what torshrun, torchrun, mpiexec,
-    srun or RANK says. world_size: how many workers there are; the call returns when all have come.
-    None: workers come and go; without torshrun one of them has rank 0, serves the store and must
-    stay, and one that is given no rank gets an id that is free. backend: makes no difference.
+    From now on others can call functions in this process, and this process can call theirs. It
+    needs no process group, and does not disturb one.
 
-    Raises ConfigError for bad arguments, CommTimeout naming ranks that did not come, StoreError.
+    Args:
+        name: The name of this worker; no other has it.
+        backend: Makes no difference.
+        rank: This worker's id; -1 is what torshrun, torchrun, mpiexec, srun or RANK says.
+        world_size: The number of workers; the call returns when all have come. None: workers come
+            and go; without torshrun one of them has rank 0, serves the store and must stay, and one
+            that is given no rank gets an id that is free.
+        rpc_backend_options: Timeouts, threads and the place to rendezvous.
+
+    Raises:
+        ConfigError: For wrong arguments.
+        CallRefused: If init_rpc() was called already.
+        CommTimeout: If workers did not come within 1800 seconds; it names their ranks.
+        StoreError: If the store cannot be reached.
+
+    Example:
+        ```python
+        tr.rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+        tr.rpc.rpc_sync("worker1", numpy.add, args=(1, 2))  # 3
+        tr.rpc.shutdown()
+        ```
     """
     if has_agent():
         raise CallRefused("init_rpc() was called already: call shutdown() before")
@@ -74,12 +91,32 @@ def rpc_sync(
 ) -> Any:
     """Call a function on another worker, or this one, and return its result.
 
-    func: pickled by reference, so both sides must be able to import it, or a name given to
-    register(). timeout: seconds, 0 for as long as it takes; in a function that is itself called the
-    caller's deadline holds, too. Arrays must not be changed before the call is over.
+    Arrays must not be changed before the call is over. In a function that is itself called the
+    caller's deadline applies, too.
 
-    Raises what the function raises, with a RemoteTraceback as the cause (RemoteError if that cannot
-    be rebuilt here), PeerLost when the worker has gone, CallTimeout, and CallRefused.
+    Args:
+        to: The worker, by name, id or WorkerInfo.
+        func: A function, which is pickled by reference, so both sides must be able to import it, or
+            a name given to register().
+        args: The function's arguments.
+        kwargs: The function's arguments by name.
+        timeout: Seconds or a timedelta, 0 for no limit; by default that of RpcBackendOptions.
+
+    Returns:
+        What the function returned.
+
+    Raises:
+        Exception: What the function raises, with a RemoteTraceback as the cause.
+        RemoteError: If that exception cannot be rebuilt here.
+        PeerLost: If the worker is gone.
+        CallTimeout: If there is no answer in time.
+        CallRefused: If there is no such worker or function, if arguments cannot be pickled, or if
+            this process takes no part in calls.
+
+    Example:
+        ```python
+        total = tr.rpc.rpc_sync("worker1", numpy.add, args=(array, 1), timeout=10)
+        ```
     """
     return current_agent().call(to, func, args, kwargs, timeout)
 
@@ -92,8 +129,30 @@ def rpc_async(
     timeout: Timeout = UNSET_RPC_TIMEOUT,
 ) -> Future:
     """Call a function without waiting, and return a Future of the result, which can be awaited.
-    Apart from that it is rpc_sync(). It blocks only while the connection is opened, or while too
-    many bytes are under way to the worker."""
+
+    It blocks only while the connection is opened, or while too many bytes are in transit to the
+    worker.
+
+    Args:
+        to: As rpc_sync().
+        func: As rpc_sync().
+        args: As rpc_sync().
+        kwargs: As rpc_sync().
+        timeout: As rpc_sync().
+
+    Returns:
+        The future, whose wait() raises what rpc_sync() raises.
+
+    Raises:
+        CallRefused: As rpc_sync().
+        PeerLost: If the worker is gone.
+
+    Example:
+        ```python
+        futures = [tr.rpc.rpc_async(worker, evaluate, (batch,)) for worker in workers]
+        losses = tr.rpc.wait_all(futures)
+        ```
+    """
     return current_agent().invoke(to, func, args, kwargs, timeout)
 
 
@@ -104,47 +163,121 @@ def remote(
     kwargs: Mapping[str, Any] | None = None,
     timeout: Timeout = UNSET_RPC_TIMEOUT,
 ) -> RRef:
-    """Call a function (or make an object, with a class) on another worker, which keeps the result
-    and becomes its owner. Return a reference to it. What the function raises is raised by
-    to_here()."""
+    """Call a function, or create an object, on another worker, which keeps the result.
+
+    That worker becomes the result's owner.
+
+    Args:
+        to: As rpc_sync().
+        func: As rpc_sync(); a class creates an object.
+        args: As rpc_sync().
+        kwargs: As rpc_sync().
+        timeout: As rpc_sync().
+
+    Returns:
+        A reference to the result. What the function raises is raised by its to_here().
+
+    Raises:
+        CallRefused: As rpc_sync().
+        PeerLost: If the worker is gone.
+
+    Example:
+        ```python
+        model = tr.rpc.remote("worker1", Model, (settings,))
+        output = model.rpc_sync().forward(batch)
+        ```
+    """
     return created(current_agent(), to, func, args, kwargs, timeout)
 
 
 def get_worker_info(worker_name: str | None = None) -> WorkerInfo:
-    """Return the name and id of a worker, or of this one without a name. Raises CallRefused if
-    there is no such worker."""
+    """Return the name and id of a worker.
+
+    Args:
+        worker_name: The worker's name; None is this worker.
+
+    Raises:
+        CallRefused: If there is no such worker, or without init_rpc().
+
+    Example:
+        ```python
+        tr.rpc.get_worker_info().id
+        ```
+    """
     agent = current_agent()
     return agent.own.info if worker_name is None else agent.directory.find(worker_name).info
 
 
 def get_worker_infos() -> list[WorkerInfo]:
-    """Return all workers that there are now, ordered by id."""
+    """Return all workers that there are now, ordered by id.
+
+    Raises:
+        CallRefused: Without init_rpc().
+
+    Example:
+        ```python
+        names = [info.name for info in tr.rpc.get_worker_infos()]
+        ```
+    """
     return [worker.info for worker in current_agent().directory.all()]
 
 
 def get_rpc_timeout() -> float:
-    """Return the seconds that a call may take if it is given no timeout. 0 means no limit."""
+    """Return the seconds that a call may take if it is given no timeout; 0 is no limit.
+
+    Raises:
+        CallRefused: Without init_rpc().
+
+    Example:
+        ```python
+        tr.rpc.get_rpc_timeout()  # 60.0 by default
+        ```
+    """
     timeout = current_agent().options.rpc_timeout
     return timeout if timeout < float("inf") else 0.0
 
 
 def is_initialized() -> bool:
-    """Return whether this process takes part in calls."""
+    """Return whether this process takes part in calls.
+
+    Example:
+        ```python
+        if tr.rpc.is_initialized():
+            tr.rpc.shutdown()
+        ```
+    """
     return has_agent()
 
 
 def is_available() -> bool:
-    """Return True, as programs written for torch expect."""
+    """Return True, as programs written for torch expect.
+
+    Example:
+        ```python
+        tr.rpc.is_available()  # True
+        ```
+    """
     return True
 
 
 def shutdown(graceful: bool = True, timeout: Timeout = 0) -> None:
-    """Take no part in calls any more.
+    """Stop taking part in calls.
 
-    graceful: first wait until the calls of this worker are answered, and with a world size until
-    all workers have come here, so that none loses an answer. Workers that die meanwhile are not
-    waited for. timeout: seconds for that, 0 for as long as it takes; what is left then is named by
-    a CallTimeout, and this worker has left all the same. CallRefused without init_rpc().
+    Args:
+        graceful: Whether to wait first until the calls of this worker are answered, and with a
+            world size until all workers have come here, so that none loses an answer. Workers that
+            die meanwhile are not waited for.
+        timeout: Seconds or a timedelta for that, 0 for no limit.
+
+    Raises:
+        CallTimeout: If `timeout` has passed; it names what is left. This worker has left all the
+            same.
+        CallRefused: Without init_rpc(), or if a different thread is in shutdown() already.
+
+    Example:
+        ```python
+        tr.rpc.shutdown(timeout=60)
+        ```
     """
     agent = current_agent()
     if graceful and not agent.begin_to_leave():

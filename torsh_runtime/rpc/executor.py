@@ -1,4 +1,4 @@
-"""Executor: the concurrent.futures interface, carried out by workers."""
+"""Provides the concurrent.futures interface, carried out by workers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ T = TypeVar("T")
 class Executor(concurrent.futures.Executor):
     """Runs functions on other workers, each on the worker with the fewest calls.
 
-    Submitted functions cannot be cancelled. A worker that has gone gets no more functions. Those it
+    Submitted functions cannot be cancelled. A worker that is gone gets no more functions. Those it
     was given fail with PeerLost, and may be submitted again.
+
+    Example:
+        ```python
+        with tr.rpc.Executor() as executor:
+            losses = list(executor.map(evaluate, batches))
+        ```
     """
 
     def __init__(
@@ -29,9 +35,16 @@ class Executor(concurrent.futures.Executor):
         workers: Sequence[str | int | WorkerInfo] | None = None,
         timeout: float = UNSET_RPC_TIMEOUT,
     ) -> None:
-        """Create an executor over `workers`, by default all others that there are now. `timeout` is
-        that of each call, in seconds. Raises CallRefused if a worker is unknown, ValueError if
-        there are none."""
+        """Create an executor.
+
+        Args:
+            workers: The workers, by name, id or WorkerInfo; None is all others that there are now.
+            timeout: Seconds that each call may take; by default that of RpcBackendOptions.
+
+        Raises:
+            CallRefused: If a worker is unknown, or without init_rpc().
+            ValueError: If there are no workers.
+        """
         agent = current_agent()
         self._agent = agent
         self._timeout = timeout
@@ -50,8 +63,27 @@ class Executor(concurrent.futures.Executor):
     def submit(
         self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
     ) -> concurrent.futures.Future[T]:
-        """Submit a function as concurrent.futures does. Raises PeerLost when all workers have gone,
-        RuntimeError after shutdown()."""
+        """Submit a function as concurrent.futures does.
+
+        Args:
+            fn: The function, as rpc_sync() takes it.
+            *args: The function's arguments.
+            **kwargs: The function's arguments by name.
+
+        Returns:
+            A future of concurrent.futures.
+
+        Raises:
+            PeerLost: When all workers are gone.
+            RuntimeError: After shutdown().
+            CallRefused: If the function or its arguments cannot be pickled.
+
+        Example:
+            ```python
+            with tr.rpc.Executor() as executor:
+                loss = executor.submit(evaluate, batch).result()
+            ```
+        """
         result: concurrent.futures.Future[T] = concurrent.futures.Future()
         result.set_running_or_notify_cancel()
         while True:
@@ -68,7 +100,12 @@ class Executor(concurrent.futures.Executor):
                 return result
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Accept no more functions. With `wait`, wait until all submitted ones are done."""
+        """Accept no more functions.
+
+        Args:
+            wait: Whether to wait until all submitted ones are done.
+            cancel_futures: Makes no difference.
+        """
         with self._lock:
             self._is_shut_down = True
             while wait and any(self._busy.values()):

@@ -1,4 +1,4 @@
-"""The errors of remote calls, and the transfer of exceptions from one process to another."""
+"""Defines the errors of remote calls, and transfers exceptions from one process to another."""
 
 from __future__ import annotations
 
@@ -11,9 +11,22 @@ from torsh_runtime.rpc.options import WorkerInfo
 
 
 class RemoteTraceback(TorshError):
-    """The cause of an exception that a called function has raised: the traceback there.
+    """Holds the traceback of an exception that a called function has raised, as its cause.
 
-    Attributes: name, rank, host (of the worker), trace (the traceback there, as text).
+    Attributes:
+        name: The worker's name.
+        rank: The worker's id.
+        host: The worker's host.
+        trace: The traceback there, as text.
+
+    Example:
+        ```python
+        try:
+            tr.rpc.rpc_sync("worker1", evaluate)
+        except ValueError as error:
+            print(error.__cause__.trace)
+            raise
+        ```
     """
 
     def __init__(self, name: str, rank: int, host: str, trace: str) -> None:
@@ -25,11 +38,24 @@ class RemoteTraceback(TorshError):
 
 
 class RemoteError(TorshError, RuntimeError):
-    """A called function has raised an exception that cannot be rebuilt here, or that must not be:
-    SystemExit over there ends nobody.
+    """Reports an exception of a called function that cannot be rebuilt here, or that must not be.
 
-    Attributes: kind (the exception's type, such as "builtins.SystemExit"), text, name, rank, host
-    (of the worker). Its cause is a RemoteTraceback.
+    SystemExit over there ends nobody. Its cause is a RemoteTraceback.
+
+    Attributes:
+        kind: The exception's type, such as "builtins.SystemExit".
+        text: The exception's text.
+        name: The worker's name.
+        rank: The worker's id.
+        host: The worker's host.
+
+    Example:
+        ```python
+        try:
+            tr.rpc.rpc_sync("worker1", sys.exit)
+        except tr.rpc.RemoteError as error:
+            print(error.kind)  # builtins.SystemExit
+        ```
     """
 
     def __init__(self, kind: str, text: str, name: str, rank: int, host: str) -> None:
@@ -41,14 +67,38 @@ class RemoteError(TorshError, RuntimeError):
 
 
 class CallRefused(ConfigError, RuntimeError):
-    """A call cannot be made: there is no such worker, function or reference, its arguments cannot
-    be pickled, or this process takes no part in calls (not yet, no longer, or as a fork)."""
+    """Reports that a call cannot be made.
+
+    There is no such worker, function or reference, its arguments cannot be pickled, or this process
+    takes no part in calls (not yet, no longer, or as a fork).
+
+    Example:
+        ```python
+        try:
+            tr.rpc.rpc_sync("nobody", print)
+        except tr.rpc.CallRefused as error:
+            print(error)
+        ```
+    """
 
 
 class CallTimeout(CommError, TimeoutError):
-    """A call was not answered by its deadline. Whether the function ran is not known.
+    """Reports that a call was not answered by its deadline. It is not known whether the function
+    ran.
 
-    Attributes: function, name, rank (of the worker), seconds (the timeout).
+    Attributes:
+        function: The function's name.
+        name: The worker's name.
+        rank: The worker's id.
+        seconds: The timeout.
+
+    Example:
+        ```python
+        try:
+            tr.rpc.rpc_sync("worker1", evaluate, timeout=5)
+        except tr.rpc.CallTimeout as error:
+            print(f"{error.name} took more than {error.seconds} s")
+        ```
     """
 
     def __init__(
@@ -69,7 +119,7 @@ class CallTimeout(CommError, TimeoutError):
 
 
 def lost(worker: WorkerInfo, host: str, function: str, reason: str) -> PeerLost:
-    """Return the error of a call whose worker has gone."""
+    """Return the error of a call whose worker is gone."""
     return PeerLost(worker.id, function, 0, reason, name=f"{worker.name!r} on {host}")
 
 

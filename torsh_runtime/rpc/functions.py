@@ -1,5 +1,6 @@
-"""Functions that can be called: by reference, by a registered name, or without occupying a
-thread."""
+"""Holds the functions that can be called: by reference, by a name, or without occupying a
+thread.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +16,23 @@ _MARK = "_torsh_async_execution"
 
 
 def async_execution(function: F) -> F:
-    """Mark a function that returns a Future: its caller gets the future's value once it is
-    complete, and no thread waits for that.
+    """Mark a function that returns a Future: its caller gets the future's value.
 
-    It may be put under @staticmethod and @classmethod, as in torch. The future may be torch's or
-    that of concurrent.futures, too.
+    No thread waits for that. The mark may be put under @staticmethod and @classmethod, as in torch.
+    The future may be torch's or that of concurrent.futures, too.
+
+    Args:
+        function: The function.
+
+    Returns:
+        The function. A caller gets TypeError if it returns no future.
+
+    Example:
+        ```python
+        @tr.rpc.functions.async_execution
+        def relay(batch):
+            return tr.rpc.rpc_async("worker2", evaluate, (batch,))
+        ```
     """
     setattr(function, _MARK, True)
     return function
@@ -48,7 +61,7 @@ def when_done(
 
 
 class Registry:
-    """Functions that others may call by a name. May be used from any thread."""
+    """Holds functions that others may call by a name. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,8 +92,25 @@ registry = Registry()
 
 
 def register(name: str, function: F | None = None) -> Any:
-    """Let others call the function by this name, as in rpc_sync("worker1", name). Without a
-    function, return a decorator. Raises ValueError if another function has the name."""
+    """Let others call the function by this name, as in rpc_sync("worker1", name).
+
+    Args:
+        name: The name.
+        function: The function; without it, a decorator is returned.
+
+    Returns:
+        The function.
+
+    Raises:
+        ValueError: If a different function has the name.
+
+    Example:
+        ```python
+        @tr.rpc.register("evaluate")
+        def evaluate(batch):
+            return model(batch).mean().item()
+        ```
+    """
     if function is None:
 
         def decorate(decorated: F) -> F:

@@ -1,4 +1,4 @@
-"""Futures of the results of calls."""
+"""Provides futures of the results of calls."""
 
 from __future__ import annotations
 
@@ -98,12 +98,37 @@ class CallFuture(Future):
 
 
 def wait_all(futures: Sequence[Future]) -> list[Any]:
-    """Wait for all futures and return their values. Raises the error of the first that has one."""
+    """Wait for all futures and return their values.
+
+    Args:
+        futures: The futures.
+
+    Raises:
+        Exception: The error of the first future, in their order, that has one.
+
+    Example:
+        ```python
+        futures = [tr.rpc.rpc_async(worker, evaluate) for worker in workers]
+        losses = tr.rpc.wait_all(futures)
+        ```
+    """
     return [future.wait() for future in futures]
 
 
 def collect_all(futures: Sequence[Future]) -> Future:
-    """Return a future of the list of these futures, which is complete when all of them are."""
+    """Return a future of the list of these futures, which is complete when all of them are.
+
+    Errors of the futures stay in these.
+
+    Args:
+        futures: The futures.
+
+    Example:
+        ```python
+        both = tr.rpc.collect_all([first, second])
+        total = both.then(lambda done: sum(each.value() for each in done.value()))
+        ```
+    """
     collected = Future()
     left = len(futures)
     lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""RRef: a reference to a value on another worker."""
+"""Defines RRef, a reference to a value on another worker."""
 
 from __future__ import annotations
 
@@ -27,14 +27,30 @@ Timeout = float | timedelta | None
 
 
 class RRef:
-    """A reference to a value that stays with its owner, which keeps it as long as anybody has a
-    reference. It can be an argument and a result of calls, and cannot be pickled otherwise.
+    """Refers to a value that stays with its owner.
 
-    When the owner dies, all that needs the value raises PeerLost.
+    The owner keeps the value as long as anybody has a reference. A reference can be an argument and
+    a result of calls, and cannot be pickled otherwise. When the owner dies, all that needs the
+    value raises PeerLost.
+
+    Example:
+        ```python
+        model = tr.rpc.remote("worker1", Model, (settings,))
+        loss = model.rpc_sync().evaluate(batch)
+        future = model.rpc_async(timeout=30).train(batch)
+        ```
     """
 
     def __init__(self, value: Any, type_hint: object = None) -> None:
-        """Refer to a value of this worker, which becomes its owner. `type_hint` has no effect."""
+        """Refer to a value of this worker, which becomes its owner.
+
+        Args:
+            value: The value.
+            type_hint: Makes no difference.
+
+        Raises:
+            CallRefused: Without init_rpc().
+        """
         self._agent = current_agent()
         self._of: Owned | Held = self._agent.references.own(value)
 
@@ -45,7 +61,13 @@ class RRef:
         return reference
 
     def owner(self) -> WorkerInfo:
-        """Return the worker that has the value."""
+        """Return the worker that has the value.
+
+        Example:
+            ```python
+            model.owner().name  # "worker1"
+            ```
+        """
         return self._of.owner if isinstance(self._of, Held) else self._agent.own.info
 
     def owner_name(self) -> str:
@@ -63,15 +85,41 @@ class RRef:
         return self._of.creation is None or self._of.creation.done()
 
     def to_here(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Any:
-        """Return the value, or a copy of it that is fetched from the owner. Waits until it is made.
-        Raises what making it has raised, PeerLost or CallTimeout."""
+        """Return the value, or a copy of it that is fetched from the owner.
+
+        It waits until the value is made.
+
+        Args:
+            timeout: Seconds or a timedelta, 0 for no limit; by default that of RpcBackendOptions.
+
+        Raises:
+            Exception: What making the value has raised.
+            PeerLost: If the owner is gone.
+            CallTimeout: If there is no answer in time.
+
+        Example:
+            ```python
+            total = tr.rpc.remote("worker1", numpy.add, (1, 2))
+            total.to_here(timeout=10)  # 3
+            ```
+        """
         if isinstance(self._of, Owned):
             return self._own(timeout)
         fetch = self._of.key, self._is_new
         return self._call(at_owner_fetch, fetch, timeout, "to_here()").wait()
 
     def local_value(self) -> Any:
-        """Return the value itself, at its owner. Raises CallRefused (a RuntimeError) elsewhere."""
+        """Return the value itself, at its owner.
+
+        Raises:
+            CallRefused: On other workers. It is a RuntimeError, too.
+
+        Example:
+            ```python
+            counts = tr.rpc.RRef({"done": 0})
+            counts.local_value()["done"] += 1
+            ```
+        """
         if isinstance(self._of, Held):
             raise CallRefused(
                 f"local_value() is for the owner, {self._of.owner.name!r}: call to_here() here"
@@ -89,17 +137,48 @@ class RRef:
             raise CallTimeout("to_here()", *self.owner(), limit) from None
 
     def rpc_sync(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
-        """Return a proxy that calls the value's methods where it is: ref.rpc_sync().method(…) gives
-        the result."""
+        """Return a proxy that calls the value's methods where it is.
+
+        `ref.rpc_sync().method(…)` returns the result, and raises what tr.rpc.rpc_sync() raises.
+
+        Args:
+            timeout: Seconds or a timedelta of each call, 0 for no limit.
+
+        Example:
+            ```python
+            model = tr.rpc.remote("worker1", Model)
+            loss = model.rpc_sync(timeout=30).evaluate(batch)
+            ```
+        """
         return Proxy(lambda *call: self._method(timeout, *call).wait())
 
     def rpc_async(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
-        """Return a proxy like that of rpc_sync(), whose methods return Futures."""
+        """Return a proxy like that of rpc_sync(), whose methods return Futures.
+
+        Args:
+            timeout: Seconds or a timedelta of each call, 0 for no limit.
+
+        Example:
+            ```python
+            model = tr.rpc.remote("worker1", Model)
+            loss = model.rpc_async().evaluate(batch).wait()
+            ```
+        """
         return Proxy(partial(self._method, timeout))
 
     def remote(self, timeout: Timeout = UNSET_RPC_TIMEOUT) -> Proxy:
-        """Return a proxy like that of rpc_sync(), whose methods return RRefs: the results stay with
-        the owner."""
+        """Return a proxy like that of rpc_sync(), whose methods return RRefs: results stay with the
+        owner.
+
+        Args:
+            timeout: Seconds or a timedelta of each call, 0 for no limit.
+
+        Example:
+            ```python
+            model = tr.rpc.remote("worker1", Model)
+            copy = model.remote().clone()  # stays on worker1
+            ```
+        """
         return Proxy(partial(self._remote_method, timeout))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -25,22 +25,33 @@ _KEYS, _BARRIERS, _QUEUES = "keys/", "barriers/", "queues/"
 class Store:
     """Holds keys and values that all ranks of the job share; any number of threads may use it.
 
-    Keys are non-empty strings. Values are bytes of a little less than 64 MiB, or strings, which are
-    encoded as UTF-8. get_store() returns the job's store, in which programs cannot reach the
-    library's own keys:
+    Keys are non-empty strings; values are bytes of a little less than 64 MiB, and strings, which
+    count as UTF-8. get_store() returns the job's: nothing that is done here reaches what the
+    library keeps there for itself.
 
-        store = get_store()
-        store.set("path", "/data")  # on one rank; store.get("path") waits for it on the others
+    Raises:
+        StoreError: From every call, if the store is gone or refuses it, such as for an empty key.
+        StoreTimeout: From every call, if the store does not answer.
+        TypeError: For keys and values of other types.
+        ValueError: For timeouts that are no number of seconds from 0.
 
-    Every call raises StoreError when the store has gone or refuses, and StoreTimeout when it does
-    not answer; TypeError for keys and values of other types, and ValueError for invalid timeouts.
+    Example:
+        ```python
+        store = tr.get_store()
+        if tr.get_rank() == 0:
+            store.set("run", "42")
+        store.get("run")  # b"42", on all ranks
+        ```
     """
 
     def __init__(self, client: StoreClient, timeout: Timeout, prefix: str = "") -> None:
-        """Open the store in `client`, a scoped client that only this store uses.
+        """Create a store.
 
-        `timeout`, in seconds or as a timedelta, is the default of all calls that wait. `prefix` is
-        added before all keys.
+        Args:
+            client: The connection, scoped to what is this store's alone.
+            timeout: Seconds or a timedelta that get() and wait() take unless they are given a
+                timeout.
+            prefix: The prefix of all keys.
         """
         self._client = client
         self._prefix = prefix
@@ -48,78 +59,166 @@ class Store:
 
     @property
     def timeout(self) -> timedelta:
-        """Return how long calls wait by default, as a timedelta."""
+        """Return how long get() and wait() wait at most."""
         return timedelta(seconds=self._seconds)
 
     def set_timeout(self, timeout: float | timedelta) -> None:
-        """Set how long calls of this object wait by default, in seconds or as a timedelta.
+        """Set how long get() and wait() of this object wait.
 
-        Raises ValueError unless it is at least 0.
+        Args:
+            timeout: Seconds or a timedelta, from 0 on.
+
+        Raises:
+            ValueError: If it is no such number.
+
+        Example:
+            ```python
+            store = tr.get_store()
+            store.set_timeout(30)  # seconds
+            ```
         """
         self._seconds = _in_seconds(timeout, self._seconds)
 
     def prefix(self, prefix: str) -> Store:
-        """Return a view of the store that adds `prefix` and a slash before every key."""
+        """Return this store with `prefix` and a slash before every key.
+
+        Example:
+            ```python
+            jobs = tr.get_store().prefix("jobs")
+            jobs.set("42", "ready")  # the key jobs/42
+            ```
+        """
         return Store(self._client, self._seconds, f"{self._prefix}{prefix}/")
 
     def clone(self) -> Store:
-        """Return a view of the store with a timeout of its own, at first this one's."""
+        """Return the same store with a timeout of its own.
+
+        Example:
+            ```python
+            patient = tr.get_store().clone()
+            patient.set_timeout(3600)
+            ```
+        """
         return Store(self._client, self._seconds, self._prefix)
 
     def has_extended_api(self) -> bool:
-        """Return True, as the store has append, multi_get and multi_set."""
+        """Return True: the store has append, multi_get and multi_set."""
         return True
 
     def set(self, key: str, value: Value) -> None:
-        """Write the key, replacing the value that it may have."""
+        """Write a key.
+
+        Args:
+            key: The key.
+            value: Bytes, or a string, which counts as UTF-8.
+
+        Example:
+            ```python
+            tr.get_store().set("state", "ready")
+            ```
+        """
         self._client.put(self._key(key), _bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Wait until the key exists and return its value as bytes.
+        """Return the key's value; wait until it exists.
 
-        Raises StoreTimeout if it does not exist within the store's timeout.
+        Raises:
+            StoreTimeout: If it does not exist within the store's timeout.
+
+        Example:
+            ```python
+            tr.get_store().get("state")  # b"ready", once a rank has set it
+            ```
         """
         return self.multi_get([key])[0]
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Wait until all these keys exist and return their values as bytes, in the order of `keys`.
+        """Return the values of all these keys, in order; wait until all exist.
 
-        Raises StoreTimeout, which names the missing keys, after the store's timeout.
+        Raises:
+            StoreTimeout: If some do not exist within the store's timeout; it names them.
+
+        Example:
+            ```python
+            first, second = tr.get_store().multi_get(["first", "second"])
+            ```
         """
         found = self._wait(keys, None)
         return [found[self._key(key)].value for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Write all these keys as one change: no reader sees some of them without the others.
+        """Write all these keys as one change: nobody sees some of them without the others.
 
-        Raises ValueError unless there are as many values as keys.
+        Args:
+            keys: The keys.
+            values: A value for each key.
+
+        Raises:
+            ValueError: If there are not as many values as keys.
+
+        Example:
+            ```python
+            tr.get_store().multi_set(["first", "second"], ["1", "2"])
+            ```
         """
         _check_list(keys)
         pairs = zip(map(self._key, keys), map(_bytes, values), strict=True)
         self._client.transact((), [Put(key, value) for key, value in pairs])
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter atomically and return its new value.
+        """Add to a counter and return its new value.
 
-        The counter is kept as decimal text; an absent key counts as 0. Raises StoreError when the
-        value is no number, or the sum does not fit into 64 bits.
+        Args:
+            key: The counter, whose value is decimal text; an absent one is 0.
+            amount: An integer.
+
+        Raises:
+            StoreError: If the key's value is no decimal number, or if the result leaves 64 bits.
+
+        Example:
+            ```python
+            number = tr.get_store().add("arrived", 1)  # 1 for the first rank
+            ```
         """
         return self._client.add(self._key(key), index(amount))
 
     def append(self, key: str, value: Value) -> None:
-        """Append the value to the key's value atomically; an absent key counts as empty.
+        """Append to a key's value.
 
-        Raises StoreTimeout if others have changed the key at each attempt until the timeout.
+        Args:
+            key: The key; an absent one has an empty value.
+            value: Bytes, or a string.
+
+        Raises:
+            StoreTimeout: If others change the key all along, for the store's timeout.
+
+        Example:
+            ```python
+            tr.get_store().append("arrived", f"{tr.get_rank()} ")
+            ```
         """
         addition = _bytes(value)
         self._change(key, lambda entry: (entry.value if entry else b"") + addition)
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
-        """Write desired_value if the key has expected_value; an absent key counts as empty.
+        """Write a key if it has the expected value, or is absent and that is empty.
 
-        Returns the value that the key has afterwards, as bytes; expected_value if it is still
-        absent. Raises StoreTimeout if others have changed the key at each attempt until the
-        timeout.
+        Args:
+            key: The key.
+            expected_value: The value that it must have.
+            desired_value: The value to write.
+
+        Returns:
+            The key's value afterwards; `expected_value` if it is still absent.
+
+        Raises:
+            StoreTimeout: If others change the key all along, for the store's timeout.
+
+        Example:
+            ```python
+            own = str(tr.get_rank()).encode()
+            is_leader = tr.get_store().compare_set("leader", b"", own) == own
+            ```
         """
         expected, desired = _bytes(expected_value), _bytes(desired_value)
 
@@ -130,23 +229,53 @@ class Store:
         return entry.value if entry else expected
 
     def wait(self, keys: Sequence[str], timeout: Timeout = None) -> None:
-        """Wait until all these keys exist, for at most `timeout` (None: the store's).
+        """Wait until all these keys exist.
 
-        Raises StoreTimeout, which names the missing keys.
+        Args:
+            keys: The keys.
+            timeout: Seconds or a timedelta; None is the store's timeout.
+
+        Raises:
+            StoreTimeout: If some do not exist in time; it names them.
+
+        Example:
+            ```python
+            tr.get_store().wait(["first", "second"], timeout=60)
+            ```
         """
         self._wait(keys, timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all these keys exist now."""
+        """Return whether all these keys exist now.
+
+        Example:
+            ```python
+            if tr.get_store().check(["stop"]):
+                raise SystemExit
+            ```
+        """
         _check_list(keys)
         return all(self._client.get(self._key(key)) is not None for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Delete the key and return whether it existed."""
+        """Delete the key, and return whether it existed.
+
+        Example:
+            ```python
+            tr.get_store().delete_key("state")  # True if it existed
+            ```
+        """
         return self._client.delete(self._key(key))
 
     def list_keys(self) -> list[str]:
-        """Return all keys, sorted, without the store's prefix."""
+        """Return all keys, in order.
+
+        Example:
+            ```python
+            for key in tr.get_store().list_keys():
+                print(key)
+            ```
+        """
         listing = self._client.list(_KEYS + self._prefix)
         return [entry.key.removeprefix(_KEYS + self._prefix) for entry in listing.items]
 
@@ -155,13 +284,33 @@ class Store:
         return len(self.list_keys())
 
     def queue_push(self, key: str, value: Value) -> None:
-        """Append a value to a queue. Queues have names of their own, independent of keys."""
+        """Append a value to a queue. Queues have names of their own, which are not keys.
+
+        Args:
+            key: The queue's name.
+            value: Bytes, or a string.
+
+        Example:
+            ```python
+            tr.get_store().queue_push("files", "part-0001.bin")
+            ```
+        """
         self._queue(key).push(_bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take out the first value of a queue and return it as bytes. Each value is taken once.
+        """Take the first value out of a queue; each value is returned to one caller only.
 
-        If `block`, wait for a value for the store's timeout. Raises StoreTimeout if there is none.
+        Args:
+            key: The queue's name.
+            block: Whether to wait for a value, for at most the store's timeout.
+
+        Raises:
+            StoreTimeout: If there is none.
+
+        Example:
+            ```python
+            file = tr.get_store().queue_pop("files").decode()
+            ```
         """
         queue = self._queue(key)
         value = queue.pop(self._seconds) if block else queue.take()
@@ -170,27 +319,53 @@ class Store:
         return value
 
     def queue_len(self, key: str) -> int:
-        """Return the number of values in a queue."""
+        """Return the number of values in the queue `key`.
+
+        Example:
+            ```python
+            tr.get_store().queue_len("files")
+            ```
+        """
         return len(self._queue(key))
 
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
-        """Wait until there are `world_size` callers with this key. It may be called repeatedly.
+        """Wait until `world_size` callers have called it with this key; it can be used again and
+        again.
 
-        Raises StoreTimeout if they do not come within `timeout` (None: the store's); this call then
-        no longer counts. Raises ValueError for a world_size below 1.
+        Args:
+            key: The barrier's name, which is not one of the keys.
+            world_size: The number of callers.
+            timeout: Seconds or a timedelta; None is the store's timeout.
+
+        Raises:
+            StoreTimeout: If they do not come. It is then as if this one had not called it.
+            ValueError: If `world_size` is below 1.
+
+        Example:
+            ```python
+            tr.get_store().barrier("epoch", tr.get_world_size(), timeout=600)
+            ```
         """
         seconds = _in_seconds(timeout, self._seconds)
         StoreBarrier(self._beside(_BARRIERS, key), world_size).pass_it(seconds)
 
     def watch(self, prefix: str = "", timeout: Timeout = None) -> StoreWatch:
-        """Watch the keys that begin with `prefix`: first the existing ones, as puts, and then every
-        change, in order and without gaps.
+        """Return an iterator over the changes of the keys that begin with `prefix`.
 
-        Iterating raises StoreTimeout when nothing changes for `timeout` (None: the store's), and
-        may then continue. Use the watch in `with`, since it holds a connection:
+        Each existing key comes first, as a put, and then every change, in order and without gaps.
+        Use it in `with`, because it holds a connection.
 
-            with store.watch("loss/") as changes:
-                event = next(changes)  # event.key, event.value
+        Args:
+            prefix: The beginning of the keys.
+            timeout: Seconds or a timedelta after which iterating raises StoreTimeout if nothing
+                comes, and can then continue; None is the store's timeout.
+
+        Example:
+            ```python
+            with tr.get_store().watch("jobs/") as changes:
+                for change in changes:
+                    print(change.kind, change.key, change.value)
+            ```
         """
         seconds = _in_seconds(timeout, self._seconds)
         return StoreWatch(self._client.scoped(_KEYS + self._prefix), prefix, seconds)
@@ -243,9 +418,31 @@ class Store:
 
 
 class StoreWatch(Closing):
-    """Iterates over the changes of a store's keys, for one thread at a time. See Store.watch()."""
+    """Iterates over the changes of some keys of a store, for one thread at a time.
+
+    Store.watch() creates it. Each change has kind ("put" or "delete"), key, value (bytes) and
+    revision.
+
+    Raises:
+        StoreTimeout: While iterating, if no change comes for the timeout. It can then continue.
+        StoreError: If the store is gone.
+
+    Example:
+        ```python
+        with tr.get_store().watch("jobs/") as changes:
+            first = changes.next(timeout=10)
+            print(first.key, first.value)
+        ```
+    """
 
     def __init__(self, client: StoreClient, prefix: str, timeout: float) -> None:
+        """Start to watch; use Store.watch().
+
+        Args:
+            client: The connection.
+            prefix: The beginning of the keys.
+            timeout: Seconds after which next() raises StoreTimeout.
+        """
         listing = client.list(prefix)
         self._timeout = timeout
         self._present = deque(
@@ -260,27 +457,46 @@ class StoreWatch(Closing):
         return self.next()
 
     def next(self, timeout: Timeout = None) -> Event:
-        """Return the next change, a put or a deletion.
+        """Return the next change.
 
-        Raises StoreTimeout when none comes for `timeout` (None: the watch's), after which it may be
-        called again.
+        Args:
+            timeout: Seconds or a timedelta; None is that of watch().
+
+        Raises:
+            StoreTimeout: If none comes in time; call it again.
+
+        Example:
+            ```python
+            with tr.get_store().watch("jobs/") as changes:
+                change = changes.next(timeout=10)
+            ```
         """
         if self._present:
             return self._present.popleft()
         return self._changes.next(_in_seconds(timeout, self._timeout))
 
     def close(self) -> None:
-        """End the watch and release its connection."""
+        """End the watch and close its connection."""
         self._changes.close()
 
 
 class PrefixStore(Store):
-    """Presents a store with a prefix and a slash before every key, as store.prefix(prefix) does.
+    """Wraps a store so that every key has a prefix and a slash before it.
 
-    Example: `PrefixStore("run1", store).set("x", b"1")` writes the key "run1/x" of `store`.
+    Example:
+        ```python
+        jobs = tr.PrefixStore("jobs", tr.get_store())
+        jobs.set("42", "ready")  # the key jobs/42
+        ```
     """
 
     def __init__(self, prefix: str, store: Store) -> None:
+        """Wrap a store.
+
+        Args:
+            prefix: What is before every key, with a slash.
+            store: The store.
+        """
         inner = store.prefix(prefix)
         super().__init__(inner._client, inner._seconds, inner._prefix)
 

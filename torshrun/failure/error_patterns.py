@@ -181,7 +181,7 @@ PATTERNS = (
         Kind.USAGE,
         r"\bport must be 0-65535|\bport\b.{0,40}\b(?:out of range|between 0 and 65535)",
         "It asks for an impossible port: ports are numbers from 0 to 65535.",
-        "See how the script computes its ports, e.g. from a base and the rank; 0 takes any free one.",
+        "See how the script computes ports, e.g. from a base and the rank; 0 takes any free one.",
     ),
     Pattern(
         Kind.CLOCK,

@@ -33,23 +33,30 @@ def from_pretrained(
 ) -> Any:
     """Load a model of transformers from files, each rank only its part.
 
-    Example: `model = tr.from_pretrained(AutoModelForCausalLM, "checkpoints/llama", mesh)`.
-
     The result is that of parallelize(model_class.from_pretrained(path), mesh, plan), but no rank
     ever has a whole model: it is created without memory, cut by the plan, and then each parameter's
     part is read from the safetensors files in turn. All ranks call it.
 
-    model_class: a class of transformers, or one of its AutoModel classes.
+    Args:
+        model_class: A class of transformers, or one of its AutoModel classes.
+        path: The files, as its from_pretrained() takes it.
+        mesh: As parallelize().
+        plan: As parallelize().
+        **options: As its from_pretrained() takes them, such as dtype.
 
-    path: as its from_pretrained() takes it.
+    Returns:
+        The model, in evaluation mode, as transformers returns it: call model.train() to train it.
 
-    mesh, plan: as parallelize().
+    Raises:
+        ConfigError: On all ranks as parallelize(), and for options that place or quantise the
+            model.
+        CheckpointError: If files cannot be read.
 
-    options: as its from_pretrained() takes them, such as dtype. Options that place or quantise the
-    model raise ConfigError.
-
-    Raises ConfigError on all ranks as parallelize(), and CheckpointError if files cannot be read.
-    The model is in evaluation mode, as transformers returns it: call model.train() to train it.
+    Example:
+        ```python
+        model = tr.from_pretrained(AutoModelForCausalLM, "checkpoints/llama", mesh)
+        model.train()
+        ```
     """
     given = [name for name in _NOT_HERE if options.get(name) is not None]
     if given:

@@ -53,15 +53,27 @@ def save_pretrained(
     then the tensors one by one, each collected from the ranks that have it; it needs memory for one
     more tensor, the others for none. Existing files are replaced once everything is written.
 
-    model: cut by parallelize(), in FullyShardedDataParallel or DistributedDataParallel, or several
-    of these; or a PipelineParallel of it.
+    Args:
+        model: A model cut by parallelize(), in FullyShardedDataParallel or DistributedDataParallel,
+            or several of these; or a PipelineParallel of it.
+        directory: The directory of the files.
+        mesh: As whole_state_dict().
+        max_shard_size: As in transformers.
+        variant: As in transformers.
+        save_original_format: As in transformers.
+        process_group: As whole_state_dict().
 
-    mesh, process_group: as whole_state_dict().
+    Raises:
+        ConfigError: On all ranks for models that cannot be written this way, and if other ranks
+            call something else.
+        CheckpointError: On all ranks if rank 0 cannot write.
 
-    max_shard_size, variant, save_original_format: as in transformers.
-
-    Raises ConfigError on all ranks for models that cannot be written this way, and if other ranks
-    call something else; CheckpointError on all ranks if rank 0 cannot write.
+    Example:
+        ```python
+        model = tr.from_pretrained(AutoModelForCausalLM, "checkpoints/llama", mesh)
+        train(model)
+        tr.save_pretrained(model, "checkpoints/tuned", mesh)
+        ```
     """
     model = getattr(model, "module", model) if hasattr(model, "stages") else model
     whole = WholeTensors(model, mesh, process_group, _CALL)

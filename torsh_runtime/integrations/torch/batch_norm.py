@@ -16,21 +16,34 @@ Tensor = torch.Tensor
 
 
 class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
-    """Normalises like BatchNorm1d, 2d or 3d, with the mean and variance of all ranks' batches.
+    """Normalises like BatchNorm1d, 2d or 3d, with the statistics of all ranks' batches in training.
 
-    The ranks' batches in training may differ in size, and may be empty; if all are empty, the
-    running figures do not change. It is like torch's class of this name, and works on CPUs too.
-    Raises ConfigError on all ranks, in training, if some require gradients of their input and
-    others are within no_grad().
+    The batches may be of different sizes, and empty; if all are empty, the running statistics are
+    unchanged. It is like torch's class of this name, and works on CPUs, too.
+
+    Raises:
+        ConfigError: On all ranks, in training, if some need gradients of their input and others are
+            within no_grad().
+        ValueError: For an input of fewer than two dimensions.
+
+    Example:
+        ```python
+        model = tr.SyncBatchNorm.convert_sync_batchnorm(model)
+        model = tr.DistributedDataParallel(model)
+        ```
     """
 
     communicates_in_backward = True
-    """Marks layers with collectives in their backward pass: see DistributedDataParallel."""
+    """True for layers with collectives in their backward pass; see DistributedDataParallel."""
 
     def __init__(self, num_features: int, *arguments: Any, process_group: Any = None, **named: Any):
-        """Take the arguments of torch.nn.BatchNorm1d and the ranks.
+        """Create the layer.
 
-        process_group: the ranks; None is the default group at the time of the first use.
+        Args:
+            num_features: The number of channels, the size of the input's second dimension.
+            *arguments: As torch.nn.BatchNorm1d.
+            process_group: The ranks; None is the default group when the layer is first used.
+            **named: As torch.nn.BatchNorm1d.
         """
         super().__init__(num_features, *arguments, **named)
         self.process_group = process_group
@@ -40,7 +53,7 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"an input of shape {tuple(input.shape)} has no batches of channels")
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize `input` over all dimensions but the second."""
+        """Normalize the input (batch, num_features, ...) over all dimensions but the second."""
         self._check_input_dim(input)
         group = group_of(self.process_group) if self.training else None
         if group is None or group.world_size == 1:
@@ -77,7 +90,17 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
-        """Replace each BatchNorm in the model, keep its parameters, and return the model."""
+        """Replace each BatchNorm in the model, keep its parameters, and return the model.
+
+        Args:
+            module: The model, or a BatchNorm.
+            process_group: The ranks; None is the default group when the layers are first used.
+
+        Example:
+            ```python
+            model = tr.SyncBatchNorm.convert_sync_batchnorm(model)
+            ```
+        """
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             return cls._from(module, process_group)
         for name, child in module.named_children():

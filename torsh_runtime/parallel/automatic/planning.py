@@ -54,16 +54,31 @@ def plan_of(
 ) -> dict[str, Entry]:
     """Return the plan by which parallelize(model, mesh, "auto") cuts a model of transformers.
 
-    The plan, for `ranks` ranks, is data that can be printed, changed and passed. It is that of the
-    model (`_tp_plan`) or of its family. Heads stay whole. Where there are fewer of them than ranks,
-    or it is not known how an attention uses them, its weights are cut and each rank computes all
-    heads. ConfigError for plans that cannot be read.
+    The plan is data that can be printed, changed and passed. It is that of the model (`_tp_plan`)
+    or of its family. Heads stay whole. If there are fewer of them than ranks, or if it is not known
+    how an attention uses them, its weights are cut and each rank computes all heads.
 
-    sequence: whether ranks have parts of the sequence between layers, each with its share of norms
-    and dropout. ConfigError where that is impossible.
+    Args:
+        model: The model.
+        ranks: The number of ranks that it is for.
+        sequence: Whether ranks have parts of the sequence between layers, each with its share of
+            norms and dropout.
+        experts: Whether whole experts go to ranks along an axis of their own.
 
-    experts: whether whole experts go to ranks along an axis of their own. ConfigError for a model
-    that has none, or whose experts are not called with tokens, experts and weights.
+    Returns:
+        What to do with each module or parameter, by patterns of their names.
+
+    Raises:
+        ConfigError: For plans that cannot be read; with `sequence` if that is impossible; with
+            `experts` for a model that has none, or whose experts are not called with tokens,
+            experts and weights.
+
+    Example:
+        ```python
+        plan = tr.plan_of(model, ranks=4)
+        plan["lm_head"] = tr.Column(gather_output=True)
+        tr.parallelize(model, mesh, plan)
+        ```
     """
     all_modules = dict(model.named_modules())
     all_parameters = dict(model.named_parameters(remove_duplicate=False))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torsh_runtime.parallel.context.kernels import Kernel, hidden
-from torsh_runtime.parallel.context.tasks import Band
+from torsh_runtime.parallel.context.sequence import Band
 
 Tensor = torch.Tensor
 _forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

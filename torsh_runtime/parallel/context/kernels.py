@@ -1,4 +1,4 @@
-"""Attention to one block of keys, forward and backward, on arrays of any framework.
+"""Computes attention to one block of keys, forward and backward, for any framework.
 
 query: (batch, heads, L, E), key: (batch, kv_heads, S, E), value: (batch, kv_heads, S, F), where
 kv_heads divides heads: consecutive heads of queries share one of keys. Forward returns the output
@@ -15,10 +15,132 @@ from __future__ import annotations
 import math
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Container, Iterator, Sequence
+from typing import Any
 
-from torsh_runtime.parallel.context.merging import cast, kind
-from torsh_runtime.parallel.context.tasks import Band
+from torsh_runtime.parallel.context.sequence import Band
 from torsh_runtime.parallel.operations import Array, functions_of
+
+
+def merge(output: Array, logsumexp: Array, more: Array, its: Array) -> None:
+    """Merge `more`, attention to other keys, into `output`; all arrays but `its` are overwritten.
+
+    `its` is the logsumexp of `more`.
+    """
+    xp = functions_of(output)
+    total = xp.logaddexp(logsumexp, its)
+    weight = xp.exp(its - total)[..., None]
+    if hasattr(output, "lerp_"):
+        output.lerp_(more, weight)
+    else:
+        more -= output
+        more *= weight
+        output += more
+    logsumexp[...] = total
+
+
+class Sum:
+    """Adds up gradients of parts of an array."""
+
+    def __init__(self, like: Array) -> None:
+        self._like = like
+        self._total: Array | None = None
+        self._first: tuple[tuple[slice, ...], Array] | None = None
+        """The first gradient, if it was not of all elements: an array of them all may follow."""
+
+    def add(self, at: tuple[slice, ...], gradient: Array) -> None:
+        """Add the gradient of the part `at`; its array may be reused for the sum."""
+        is_all = gradient.shape == self._like.shape and gradient.dtype == kind(self._like)
+        if self._total is None and is_all:
+            self._begin(gradient)
+        elif self._total is None and self._first is None:
+            self._first = at, gradient
+        else:
+            place = self.array()[at]
+            place += gradient
+
+    def array(self) -> Array:
+        """Return the whole gradient, with zeros where nothing was added."""
+        if self._total is None:
+            zeros = empty_by_token(self._like)
+            zeros[...] = 0
+            self._begin(zeros)
+        return self._total
+
+    def _begin(self, total: Array) -> None:
+        self._total, first, self._first = total, self._first, None
+        if first is not None:
+            self.add(*first)
+
+
+class Merged:
+    """Merges the results of blocks. In the first block each query has exactly one task."""
+
+    output: Array
+    logsumexp: Array
+
+    def __init__(self, query: Array, value: Array) -> None:
+        self._like, self._shape = query, (*query.shape[:3], value.shape[-1])
+        self.is_begun = False
+
+    def begin(self) -> None:
+        """Begin with zeros, which queries that look at no key keep."""
+        self._make_room()
+        self.output[...] = 0
+        self.logsumexp[...] = -math.inf
+        self.is_begun = True
+
+    def _make_room(self) -> None:
+        self.output = empty_in_kind(self._like, self._shape)
+        self.logsumexp = empty_in_kind(self._like, self._shape[:3])
+
+    def sink(self, sinks: Array) -> None:
+        """Add a score of each head, whose value is zero, to the softmax."""
+        xp = functions_of(self.output)
+        scores = cast(sinks, self.output.dtype)[:, None]
+        total = xp.logaddexp(self.logsumexp, scores)
+        self.output *= xp.exp(self.logsumexp - total)[..., None]
+        self.logsumexp = total
+
+    def add(self, own: tuple[slice, ...], output: Array, logsumexp: Array) -> None:
+        """Merge a result for some queries; both arrays are taken over."""
+        if self.is_begun:
+            merge(self.output[own], self.logsumexp[own], output, logsumexp)
+        elif output.shape == self._shape:
+            self.output, self.logsumexp = output, logsumexp
+        else:
+            if not hasattr(self, "output"):
+                self._make_room()
+            self.output[own], self.logsumexp[own] = output, logsumexp
+
+
+def empty_by_token(like: Array) -> Array:
+    """Return an uninitialised array of like's shape, (batch, heads, tokens, size).
+
+    Tokens are in memory one behind the other, each with its heads, as models have them.
+    """
+    batch, heads, tokens, size = like.shape
+    return empty_in_kind(like, (batch, tokens, heads, size)).swapaxes(1, 2)
+
+
+def empty_in_kind(like: Array, shape: Sequence[int]) -> Array:
+    """Return an uninitialised array of this shape in the dtype for computing."""
+    if hasattr(like, "new_empty"):
+        return like.new_empty(tuple(shape), dtype=kind(like))
+    return functions_of(like).empty(tuple(shape), kind(like))
+
+
+def kind(like: Array) -> Any:
+    """Return the dtype to compute in: float64 for float64, and float32 for all others."""
+    xp = functions_of(like)
+    return xp.float64 if like.dtype == xp.float64 else xp.float32
+
+
+def cast(array: Array, dtype: Any) -> Array:
+    """Return the array itself if it has the dtype, or a converted copy."""
+    if array.dtype == dtype:
+        return array
+    return array.to(dtype) if hasattr(array, "new_empty") else array.astype(dtype)
 
 
 class Kernel(ABC):
@@ -164,3 +286,80 @@ def hidden(like: Array, queries: int, keys: int, band: Band) -> Array:
         return after
     before = xp.tril(full, offset - most - 1)
     return xp.minimum(after, before)
+
+
+_COLUMNS = 4
+
+Place = tuple[slice, slice, slice]
+"""Slices of rows, heads and tokens; all rows and heads are taken."""
+
+
+class Columns(Kernel):
+    """A kernel that computes causal attention of some lengths in columns: a quarter of the keys at
+    a time, with the queries from the first of these on. Of L² scores that makes 5/8, and the keys'
+    gradients of a column are whole.
+    """
+
+    def __init__(self, kernel: Kernel, lengths: Container[int]) -> None:
+        """Wrap a kernel.
+
+        `lengths`: the numbers of keys at which columns are faster than the kernel alone.
+        """
+        self._kernel, self._lengths = kernel, lengths
+
+    def forward(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        is_causal: bool,
+        scale: float,
+        band: Band | None = None,
+    ) -> tuple[Array, Array]:
+        if not (is_causal and key.shape[2] in self._lengths):
+            return self._kernel.forward(query, key, value, is_causal, scale, band)
+        columns = _columns(key.shape[2])
+        _, first = next(columns)
+        output, logsumexp = self._kernel.forward(query, key[first], value[first], True, scale)
+        for rows, column in columns:
+            more = self._kernel.forward(query[rows], key[column], value[column], True, scale)
+            merge(output[rows], logsumexp[rows], *more)
+        return output, logsumexp
+
+    def backward(
+        self,
+        gradient: Array,
+        query: Array,
+        key: Array,
+        value: Array,
+        output: Array,
+        logsumexp: Array,
+        is_causal: bool,
+        scale: float,
+        band: Band | None = None,
+    ) -> tuple[Array, Array, Array]:
+        if not (is_causal and key.shape[2] in self._lengths):
+            return self._kernel.backward(
+                gradient, query, key, value, output, logsumexp, is_causal, scale, band
+            )
+        for_query, for_key, for_value = Sum(query), empty_by_token(key), empty_by_token(value)
+        for rows, column in _columns(key.shape[2]):
+            more, for_key[column], for_value[column] = self._kernel.backward(
+                gradient[rows],
+                query[rows],
+                key[column],
+                value[column],
+                output[rows],
+                logsumexp[rows],
+                True,
+                scale,
+            )
+            for_query.add(rows, more)
+        return for_query.array(), for_key, for_value
+
+
+def _columns(length: int) -> Iterator[tuple[Place, Place]]:
+    """Yield the queries and the keys of each column; the first column has all queries."""
+    width, every = -(-length // _COLUMNS), slice(None)
+    for first in range(0, length, width):
+        yield (every, every, slice(first, None)), (every, every, slice(first, first + width))

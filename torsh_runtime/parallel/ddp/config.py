@@ -10,9 +10,18 @@ from torsh_runtime.parallel.ddp.bucket import Hook
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketConfig:
-    """Configures data parallelism. Instances are frozen. Raises ConfigError for invalid values,
-    and from the wrapper on all ranks if they differ, except that each rank may have its own
-    gradient_as_bucket_view and check_nan."""
+    """Configures data parallelism. Instances are frozen.
+
+    Raises:
+        ConfigError: For invalid values, and from the wrapper on all ranks if they differ, except
+            that each rank may have its own gradient_as_bucket_view and check_nan.
+
+    Example:
+        ```python
+        config = tr.BucketConfig(bucket_size_mb=50, gradient_compression="powersgd:4")
+        model = tr.DistributedDataParallel(model, config=config)
+        ```
+    """
 
     bucket_size_mb: float = 25.0
     """The most that a bucket holds, in MiB; a larger gradient has one by itself. Smaller ones are

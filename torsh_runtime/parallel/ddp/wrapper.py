@@ -26,16 +26,19 @@ _NAME = "DistributedDataParallel"
 
 
 class DistributedDataParallel:
-    """A model whose gradients are averaged over ranks in each backward pass, after torch's class of
-    this name (Li et al., PyTorch Distributed, VLDB 2020). It is a module of the model's framework
-    itself: a torch.nn.Module around one of torch's, a tr.nn.Module around one of tr.nn's.
+    """Wraps a model so that each backward pass averages its gradients over ranks.
 
+    It is like torch's class of this name (Li et al., PyTorch Distributed, VLDB 2020), and is a
+    module of the model's framework itself: a torch.nn.Module around one of torch's, a tr.nn.Module
+    around one of tr.nn's. Every rank trains on batches of its own share of the data. Gradients are
+    divided by the number of ranks, not by the sizes of batches.
+
+    Example:
+        ```python
         model = tr.DistributedDataParallel(model)
         loss(model(batch)).backward()  # afterwards all ranks have the same gradients
         optimizer.step()
-
-    Every rank trains on batches of its own share of the data. Gradients are divided by the number
-    of ranks, not by the sizes of batches.
+        ```
     """
 
     module: Any
@@ -60,21 +63,28 @@ class DistributedDataParallel:
     ) -> None:
         """Wrap the model, as all ranks of the group do with the same model at the same time.
 
-        config: how gradients are treated; `fields` are further fields of it, such as
-            find_unused_parameters=True; torch's bucket_cap_mb is bucket_size_mb.
-        process_group: the ranks; None is the default group, or torch's if only torch has one. One
-            of torch.distributed's of backend "torsh" serves as well. Of a model with layouts
-            (parallel/layouts.py) the mesh's axes along which batches differ, as mesh["dp", "cp"]:
-            what is sharded along others, as experts are, is averaged over those of these ranks
-            that have the same.
-        broadcast_buffers: give all ranks rank 0's buffers before each forward pass in training.
-        init_sync: compare models and options here, and give all ranks rank 0's values. False sends
-            nothing; options and parameters are compared when gradients are first averaged.
-        device_ids, output_device: for torch's sake; the model says where it is.
+        Args:
+            module: The model, of torch or torsh_runtime.nn.
+            device_ids: For programs written for torch; the model says where it is. At most one.
+            output_device: For programs written for torch; makes no difference.
+            config: How gradients are treated.
+            process_group: The ranks; None is the default group, or torch's if only torch has one.
+                One of torch.distributed's of backend "torsh" serves as well. Of a model with
+                layouts (parallel/layouts.py) the mesh's axes along which batches differ, as
+                mesh["dp", "cp"]: what is sharded along others, as experts are, is averaged over
+                those of these ranks that have the same.
+            broadcast_buffers: Whether to give all ranks rank 0's buffers before each forward pass
+                in training.
+            init_sync: Whether to compare models and options here, and give all ranks rank 0's
+                values. False sends nothing; options and parameters are compared when gradients are
+                first averaged.
+            **fields: Further fields of BucketConfig, such as find_unused_parameters=True; torch's
+                bucket_cap_mb is bucket_size_mb.
 
-        Raises ConfigError on all ranks if models or options differ, for a model without parameters
-        that want gradients, or of which they have different parts, and for wrong fields; CommError
-        as ProcessGroup.
+        Raises:
+            ConfigError: On all ranks if models or options differ, for a model without parameters
+                that need gradients, or of which they have different parts, and for wrong fields.
+            CommError: As ProcessGroup. The backward pass raises it, too.
         """
         del output_device  # it is where the model's outputs are
         super().__init__()
@@ -114,17 +124,38 @@ class DistributedDataParallel:
         return self._group
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Call the model."""
+        """Call the model, and return its outputs.
+
+        Args:
+            *inputs: The model's arguments.
+            **named: The model's arguments by name.
+
+        Raises:
+            CommError: If buffers or joining ranks are exchanged and that fails.
+        """
         self._before_call(self)
         outputs = self.module(*inputs, **named)
         self._after_call(self, outputs)
         return outputs
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
-        """Average each bucket of gradients by `hook(state, bucket)`, which starts that and returns
-        Work, or a future, torch's included. All ranks register the same. See Bucket, and
-        torsh_runtime.compression for hooks that are there. What fewer ranks have, as experts, is
-        averaged without it. Raises ConfigError if one is there already.
+        """Average each bucket of gradients by `hook(state, bucket)`.
+
+        All ranks register the same. See Bucket, and torsh_runtime.compression for existing hooks.
+        What fewer ranks have, as experts, is averaged without it.
+
+        Args:
+            state: What the hook is called with, such as the group; None for the default group.
+            hook: A function that starts to average the bucket and returns Work, or a future,
+                torch's included.
+
+        Raises:
+            ConfigError: If there is a hook already.
+
+        Example:
+            ```python
+            model.register_comm_hook(None, tr.compression.TopK(ratio=0.01))
+            ```
         """
         if self._reducer is None:  # one rank alone compresses, too
             self._reducer = Reducer(self.module, self._replicas, self._config)
@@ -132,8 +163,17 @@ class DistributedDataParallel:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Let the backward passes of what is called in this block add up gradients on each rank;
-        the first one of what is called outside averages the sums."""
+        """Accumulate the gradients of passes in this block on each rank, without averaging.
+
+        The first backward pass of a forward pass outside of the block averages the sums.
+
+        Example:
+            ```python
+            with model.no_sync():
+                loss(model(first)).backward()
+            loss(model(second)).backward()
+            ```
+        """
         before, self._is_synchronising = self._is_synchronising, False
         try:
             yield
@@ -141,8 +181,23 @@ class DistributedDataParallel:
             self._is_synchronising = before
 
     def reduce_gradients(self) -> None:
-        """Average the gradients that have been added up under no_sync(), now. All ranks call it.
-        Within such a block it leaves them for later."""
+        """Average the gradients that have been accumulated under no_sync(), now.
+
+        All ranks call it. Within such a block it leaves them for later.
+
+        Raises:
+            CommError: If the exchange among the ranks fails.
+            GradientError: On all ranks, if the gradients cannot be averaged.
+
+        Example:
+            ```python
+            with model.no_sync():
+                for batch in batches:
+                    loss(model(batch)).backward()
+            model.reduce_gradients()
+            optimizer.step()
+            ```
+        """
         if self._reducer is not None and self._is_synchronising:
             self._reducer.average()
 
@@ -154,12 +209,26 @@ class DistributedDataParallel:
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
         """Let ranks have unequal numbers of batches in the training loop that this block encloses.
+
         A rank that has left the loop gives zeros to the averages until all have. Then all ranks get
         the model of one of those that were the last to train.
 
-        divide_by_initial_world_size: divide sums by the number of all ranks, and not of those that
-            still train. throw_on_early_termination: end the loop of all ranks with GradientError
-            when the first one has no batch left.
+        Args:
+            divide_by_initial_world_size: Whether to divide sums by the number of all ranks, and not
+                of those that still train.
+            enable: False does nothing.
+            throw_on_early_termination: Whether to end the loop of all ranks with GradientError when
+                the first one has no batch left.
+
+        Raises:
+            GradientError: With `throw_on_early_termination`, on all ranks.
+
+        Example:
+            ```python
+            with model.join():
+                for batch in batches:
+                    train(model, batch)
+            ```
         """
         if not enable or self._reducer is None:
             yield

@@ -35,27 +35,36 @@ _LOOKED_AT = 4
 
 
 class MixtureOfExperts:
-    """A feed-forward layer of several experts, of which each token goes to those that a router
-    scores highest (Shazeer et al., "Outrageously Large Neural Networks", 2017; Fedus et al.,
+    """Applies experts, feed-forward layers of which each token goes to those with the best scores.
+
+    A router scores them (Shazeer et al., "Outrageously Large Neural Networks", 2017; Fedus et al.,
     "Switch Transformers", 2021). Each rank of an axis has some experts; tokens go to where their
     experts are and come back. It is a module of torch or of torsh_runtime.nn.
 
-    router: (num_experts, embed_dim), unless it is a module or function of the user's. up: (own
-    experts, hidden_dim, embed_dim), twice as high if gated. down: (own experts, embed_dim,
-    hidden_dim).
-
     The ranks' losses are averaged, so gradients of `up` and `down` are averages over the ranks of
     the axis when a backward pass ends, and those of `router` are this rank's own. What remains is
-    to average the former over who has the same experts, and the latter over all, as wrappers for
-    data parallelism over a mesh's axes do. Those of ranks with parts of one sequence are summed.
+    to average the former over the ranks with the same experts, and the latter over all, as wrappers
+    for data parallelism over a mesh's axes do. Those of ranks with parts of one sequence are
+    summed.
 
-    Attributes: parameter_layouts (how `up` and `down` lie on the mesh).
+    Attributes:
+        router: The scores' weight (num_experts, embed_dim), or the user's module or function.
+        up: The weight (own experts, hidden_dim, embed_dim), twice as high if gated.
+        down: The weight (own experts, embed_dim, hidden_dim).
+        parameter_layouts: The layouts of `up` and `down` on the mesh.
+
+    Example:
+        ```python
+        layer = tr.MixtureOfExperts(512, 2048, num_experts=8, mesh=mesh["ep"])
+        outputs, balance = layer(tokens)  # tokens: (batch, length, 512)
+        loss = task_loss(outputs) + 0.01 * balance
+        ```
     """
 
     framework: ClassVar[str]
     functional: ClassVar[Any]
     communicates_in_backward = True
-    """Read by DistributedDataParallel: the backward pass calls collectives."""
+    """True, which DistributedDataParallel reads: the backward pass calls collectives."""
     parameter_layouts: dict[str, TensorLayout]
     up: Any
     down: Any
@@ -90,27 +99,40 @@ class MixtureOfExperts:
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """Create the layer. top_k: experts of a token, whose weights are made to add up to 1 if
-        there are several. activation: "gelu", "relu" or "silu"; gated: apply it to one half of what
-        `up` gives, and multiply by the other half. capacity_factor: how many times its equal share
-        an expert takes at most, of all ranks' tokens in the order of the ranks; it gives zeros for
-        what comes later. None: it takes all.
-
-        mesh: the axis that has the experts, a DeviceMesh of one axis or a process group; None: the
-        default group. data: a mesh or group of those who have tokens of their own, over which the
-        auxiliary loss and the capacity are counted; None: the ranks of `mesh`. sequence: the mesh's
-        axis along which ranks have parts of one batch's tokens and the same loss, as mesh["tp"]
-        with sequence parallelism; they are among those of `data`. None: there is none.
-
-        router: a module or function that gives for tokens (tokens, embed_dim) the numbers of the
-        experts of each and their weights, both (tokens, any top_k), and maybe thirdly scores of all
-        experts (tokens, num_experts), of which the auxiliary loss is made; 0 without. None: as
-        top_k says. shared: a module or function, whose result for each token is added.
-
-        dtype: float32 unless given. framework: "torch" or "nn"; None: torch if it is loaded.
+        """Create the layer.
 
         The ranks' generators are seeded alike, and draw for all experts one after the other, so
-        they have the values of one process. Raises ConfigError on all ranks for what does not fit.
+        they have the values of one process.
+
+        Args:
+            embed_dim: The width of tokens.
+            hidden_dim: The width within an expert.
+            num_experts: The number of experts on all ranks of the axis together.
+            top_k: The experts of a token, whose weights are made to add up to 1 if there are
+                several.
+            activation: "gelu", "relu" or "silu".
+            gated: Whether to apply the activation to one half of what `up` gives, and multiply by
+                the other half.
+            capacity_factor: How many times its equal share an expert takes at most, of all ranks'
+                tokens in the order of the ranks; it gives zeros for what comes later. None: it
+                takes all.
+            mesh: The axis that has the experts, a DeviceMesh of one axis or a process group; None
+                is the default group.
+            data: A mesh or group of the ranks that have tokens of their own, over which the
+                auxiliary loss and the capacity are counted; None is the ranks of `mesh`.
+            sequence: The mesh's axis along which ranks have parts of one batch's tokens and the
+                same loss, as mesh["tp"] with sequence parallelism; they are among those of `data`.
+                None: there is none.
+            router: A module or function that returns for tokens (tokens, embed_dim) the numbers of
+                the experts of each and their weights, both (tokens, any top_k), and maybe thirdly
+                scores of all experts (tokens, num_experts), from which the auxiliary loss is
+                computed; it is 0 without. None: as `top_k` says.
+            shared: A module or function, whose result for each token is added.
+            dtype: The dtype of the weights; None is float32.
+            framework: "torch" or "nn"; None is torch if it is loaded.
+
+        Raises:
+            ConfigError: On all ranks for arguments that do not fit or that differ between ranks.
         """
         super().__init__()
         self.embed_dim, self.num_experts, self.top_k = embed_dim, num_experts, top_k
@@ -192,10 +214,27 @@ class MixtureOfExperts:
     def forward(self, input: Any) -> tuple[Any, Any]:
         """Return the mixed outputs, and the auxiliary loss.
 
-        input: (…, embed_dim), this rank's tokens, maybe none. The outputs have the same shape.
-        The auxiliary loss is one number that is equal on all ranks: 1 if all experts get the
-        same number of tokens, more otherwise. Add it, times 0.01 or so, to the loss on all
-        ranks, or on none."""
+        The auxiliary loss is one number that is equal on all ranks: 1 if all experts get the same
+        number of tokens, more otherwise. Add it, times 0.01 or so, to the loss on all ranks, or on
+        none.
+
+        Args:
+            input: This rank's tokens (…, embed_dim), maybe none.
+
+        Returns:
+            The outputs, of the input's shape, and the loss.
+
+        Raises:
+            ConfigError: On all ranks for inputs that do not fit or differ in dtype or in whether
+                they need gradients, and if the router returns wrong shapes.
+            CommError: If an exchange among the ranks fails.
+
+        Example:
+            ```python
+            outputs, balance = layer(tokens)  # tokens: (batch, length, embed_dim)
+            (task_loss(outputs) + 0.01 * balance).backward()
+            ```
+        """
         self._check(input)
         tokens = input.reshape(-1, self.embed_dim)
         self._compare_first(tokens)
@@ -274,9 +313,11 @@ class MixtureOfExperts:
         agree(self.ranks.experts, "the input of MixtureOfExperts", text, problem)
 
     def note_parts(self, group: ProcessGroup) -> None:
-        """Note for parallelize() that these ranks have parts of other layers. They have the same
-        tokens here, or `sequence` says that each has a part. The first tokens are compared to
-        check that."""
+        """Note for parallelize() that the ranks of `group` have parts of other layers.
+
+        They have the same tokens here, or `sequence` says that each has a part. The first tokens
+        are compared to check that.
+        """
         if self.ranks.parts is None:
             others = [each for each in self.ranks.beside if each is not group]
             self.ranks, self._has_compared = replace(self.ranks, beside=(*others, group)), False

@@ -2,21 +2,21 @@
 
 from torsh_runtime.parallel.fsdp.config import (
     BackwardPrefetch,
+    CustomAutoWrap,
     FsdpConfig,
     MemoryConfig,
     MixedPrecision,
-    ShardingStrategy,
-)
-from torsh_runtime.parallel.fsdp.methods import register_fsdp_forward_method
-from torsh_runtime.parallel.fsdp.stats import MemoryStats
-from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
-from torsh_runtime.parallel.fsdp.wrapping import (
-    CustomAutoWrap,
     ModuleTypeBasedAutoWrap,
     NoAutoWrap,
+    ShardingStrategy,
     SizeBasedAutoWrap,
+)
+from torsh_runtime.parallel.fsdp.fsdp_param import MemoryStats
+from torsh_runtime.parallel.fsdp.wrapper import (
+    FullyShardedDataParallel,
     auto_wrap_modules,
     fsdp_wrap,
+    register_fsdp_forward_method,
 )
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""Options for how a model is sharded."""
+"""Gives the options of sharding, and chooses a model's units and dtypes by them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any
@@ -10,10 +10,18 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Framework, Module, framework_of
 
 
 class ShardingStrategy(Enum):
-    """Selects what is divided among the ranks (ZeRO: Rajbhandari et al., SC 2020)."""
+    """Selects what is divided among the ranks (ZeRO: Rajbhandari et al., SC 2020).
+
+    Example:
+        ```python
+        strategy = tr.ShardingStrategy.SHARD_GRAD_OP  # or "grad-and-optimizer"
+        model = tr.FullyShardedDataParallel(model, sharding_strategy=strategy)
+        ```
+    """
 
     FULL_SHARD = "full"
     """Parameters, gradients and the optimizer's state (stage 3)."""
@@ -26,8 +34,15 @@ class ShardingStrategy(Enum):
 
 
 class BackwardPrefetch(Enum):
-    """Selects when a backward pass asks for the next unit's parameters, if they have to be
-    gathered."""
+    """Selects when a backward pass asks for the next unit's parameters.
+
+    It matters only if these have to be gathered.
+
+    Example:
+        ```python
+        model = tr.FullyShardedDataParallel(model, backward_prefetch=tr.BackwardPrefetch.NONE)
+        ```
+    """
 
     BACKWARD_PRE = "pre"
     """Before it computes the gradients of the present one."""
@@ -39,28 +54,58 @@ class BackwardPrefetch(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SizeBasedAutoWrap:
-    """A module is a unit if it has at least so many parameters that are in none of its own."""
+    """Makes a module a unit if it has enough parameters that are in none of its own units.
+
+    Example:
+        ```python
+        policy = tr.SizeBasedAutoWrap(min_num_params=1_000_000)
+        model = tr.FullyShardedDataParallel(model, auto_wrap_policy=policy)
+        ```
+    """
 
     min_num_params: int = 1000
+    """The smallest number of parameters of a unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleTypeBasedAutoWrap:
-    """Modules of these classes, or of classes of these names, are units."""
+    """Makes modules of these classes, or of classes of these names, units.
+
+    Example:
+        ```python
+        policy = tr.ModuleTypeBasedAutoWrap(("LlamaDecoderLayer",))
+        model = tr.FullyShardedDataParallel(model, auto_wrap_policy=policy)
+        ```
+    """
 
     module_types: tuple[type | str, ...]
+    """The classes, or their names."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomAutoWrap:
-    """A module is a unit if function(module) is true."""
+    """Makes a module a unit if function(module) is true.
+
+    Example:
+        ```python
+        policy = tr.CustomAutoWrap(lambda module: hasattr(module, "attention"))
+        model = tr.FullyShardedDataParallel(model, auto_wrap_policy=policy)
+        ```
+    """
 
     function: Callable[[Any], bool]
+    """A function of a module."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoAutoWrap:
-    """The whole model is one unit."""
+    """Makes the whole model one unit.
+
+    Example:
+        ```python
+        model = tr.FullyShardedDataParallel(model, auto_wrap_policy=tr.NoAutoWrap())
+        ```
+    """
 
 
 AutoWrapPolicy = SizeBasedAutoWrap | ModuleTypeBasedAutoWrap | CustomAutoWrap | NoAutoWrap
@@ -68,7 +113,17 @@ AutoWrapPolicy = SizeBasedAutoWrap | ModuleTypeBasedAutoWrap | CustomAutoWrap | 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
-    """Limits how much may be in memory at a time. Raises ConfigError for unsupported options."""
+    """Limits how much may be in memory at a time.
+
+    Raises:
+        ConfigError: If use_orig_params is not True.
+
+    Example:
+        ```python
+        memory = tr.MemoryConfig(limit_all_gathers=False)
+        model = tr.FullyShardedDataParallel(model, memory_config=memory)
+        ```
+    """
 
     limit_all_gathers: bool = True
     """Gather at most one unit before it is needed. If False, all units that follow are."""
@@ -89,8 +144,20 @@ class MemoryConfig:
 @dataclass(frozen=True, slots=True)
 class MixedPrecision:
     """Selects the dtypes in which a model computes and communicates, like torch's class of this
-    name. Each is one of torch's, one of numpy's or its name, and holds for floating point
-    tensors; None is the parameters' own. Optimizers change parameters in their own dtype."""
+    name.
+
+    Each is one of torch's, one of numpy's or its name, and applies to floating point tensors; None
+    is the parameters' own. Optimizers change parameters in their own dtype.
+
+    Raises:
+        ConfigError: For what is no floating point dtype.
+
+    Example:
+        ```python
+        precision = tr.MixedPrecision(param_dtype="bfloat16", reduce_dtype="float32")
+        model = tr.FullyShardedDataParallel(model, mixed_precision=precision)
+        ```
+    """
 
     param_dtype: Any = None
     """Dtype of parameters in forward and backward passes."""
@@ -114,8 +181,17 @@ class MixedPrecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FsdpConfig:
-    """Configures how a model is sharded. Instances are frozen. Raises ConfigError for invalid
-    values, and from the wrapper on all ranks if they differ."""
+    """Configures how a model is sharded. Instances are frozen.
+
+    Raises:
+        ConfigError: For invalid values, and from the wrapper on all ranks if they differ.
+
+    Example:
+        ```python
+        config = tr.FsdpConfig(sharding_strategy="full", activation_checkpointing=True)
+        model = tr.FullyShardedDataParallel(model, config=config)
+        ```
+    """
 
     min_num_params: int = 1000
     """A unit of fewer parameters is replicated."""
@@ -124,6 +200,7 @@ class FsdpConfig:
     sharding_strategy: ShardingStrategy | str = ShardingStrategy.FULL_SHARD
     """Strategy, or its value, such as "full"."""
     memory_config: MemoryConfig = field(default_factory=MemoryConfig)
+    """Limits of how much is in memory at a time."""
     backward_prefetch: BackwardPrefetch | str = BackwardPrefetch.BACKWARD_PRE
     """Prefetching, or its value, such as "pre"."""
     mixed_precision: MixedPrecision = field(default_factory=MixedPrecision)
@@ -194,3 +271,119 @@ def _floating(option: str, given: Any) -> str | None:
     if not name.startswith(("float", "bfloat")):
         raise ConfigError(f"{option} must be a floating point dtype, not {given!r}")
     return name
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Names the dtypes of a parameter's computations."""
+
+    own: str
+    """Dtype in which an optimizer changes the parameters."""
+    computed: str
+    """In forward and backward passes."""
+    reduced: str
+    """Dtype of gradients while they are averaged."""
+    gradients: str
+    """Dtype of the averages that an optimizer gets."""
+
+
+def known_fields(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields if FsdpConfig has them; else raise ConfigError."""
+    unknown = sorted(given.keys() - set(FsdpConfig.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(
+            f"FullyShardedDataParallel has no option {', '.join(unknown)}; it has those of "
+            f"FsdpConfig: {', '.join(FsdpConfig.__dataclass_fields__)}"
+        )
+    return given
+
+
+def precision_of(own: str, mixed: MixedPrecision) -> Precision:
+    """Return the precision for parameters of dtype `own`."""
+    if not own.startswith(("float", "bfloat")):
+        return Precision(own, own, own, own)
+    computed: str = mixed.param_dtype or own
+    reduced: str = mixed.reduce_dtype or computed
+    return Precision(own, computed, reduced, reduced if mixed.keep_low_precision_grads else own)
+
+
+Parameters = list[tuple[str, Any]]
+
+
+def units_of(
+    model: Module,
+    policy: AutoWrapPolicy,
+    size_of: Callable[[Any], int],
+    sharded: Set[int] = frozenset(),
+) -> list[tuple[str, Any, Parameters]]:
+    """Name, module and parameters of each unit that has any, the model itself first.
+
+    A parameter is of the innermost unit that all modules which have it are in. size_of: a
+    parameter's elements, the same on all ranks. sharded: id() of those that are of other units
+    already.
+    """
+    modules = [*model.named_modules()]
+    owned = {key: each for key, each in _by_module(modules).items() if key not in sharded}
+    chosen = _chosen(framework_of(model), policy, size_of, modules, owned)
+    units: dict[str, Parameters] = {name: [] for name, _ in modules if name in chosen}
+    for homes, named in owned.values():
+        units[_innermost(homes, chosen)].append(named)
+    by_name = dict(modules)
+    return [(name, by_name[name], mine) for name, mine in units.items() if mine or not name]
+
+
+def _by_module(modules: list[tuple[str, Any]]) -> dict[int, tuple[list[str], tuple[str, Any]]]:
+    """Return for each parameter, by id(), the names of the modules that have it, and its first
+    name and itself."""
+    found: dict[int, tuple[list[str], tuple[str, Any]]] = {}
+    for name, module in modules:
+        for own, parameter in module.named_parameters(recurse=False):
+            path = f"{name}.{own}" if name else own
+            found.setdefault(id(parameter), ([], (path, parameter)))[0].append(name)
+    return found
+
+
+def _chosen(
+    framework: Framework,
+    policy: AutoWrapPolicy,
+    size_of: Callable[[Any], int],
+    modules: list[tuple[str, Any]],
+    owned: dict[int, tuple[list[str], tuple[str, Any]]],
+) -> set[str]:
+    chosen = {""}
+    left = {name: 0 for name, _ in modules}
+    for homes, (_, parameter) in owned.values():
+        left[homes[0]] += size_of(parameter)
+    for name, module in reversed(modules):  # the innermost first
+        if name and framework.is_called(module) and _is_unit(policy, module, left[name]):
+            chosen.add(name)
+        elif name:
+            left[name.rpartition(".")[0]] += left[name]
+    return chosen
+
+
+def _is_unit(policy: AutoWrapPolicy, module: Any, size: int) -> bool:
+    match policy:
+        case SizeBasedAutoWrap(least):
+            return size >= least
+        case ModuleTypeBasedAutoWrap(types):
+            names = {each.__name__ for each in type(module).__mro__}
+            return any(
+                each in names if isinstance(each, str) else isinstance(module, each)
+                for each in types
+            )
+        case CustomAutoWrap(function):
+            return bool(function(module))
+    return False
+
+
+def _innermost(homes: list[str], chosen: set[str]) -> str:
+    """Return the innermost unit that contains all these modules."""
+    above = [[each for each in chosen if is_within(home, each)] for home in homes]
+    common = set(above[0]).intersection(*above[1:])
+    return max(common, key=lambda name: name.count(".") + bool(name))
+
+
+def is_within(name: str, unit: str) -> bool:
+    """Return whether a module `name` is the module of the unit of that name, or within it."""
+    return not unit or name == unit or name.startswith(f"{unit}.")

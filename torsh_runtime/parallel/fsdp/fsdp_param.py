@@ -1,15 +1,167 @@
-"""Manages one parameter in its unit."""
+"""Places parameters in flat ones, and shows each whole or as the part that this rank has.
+
+How a flat parameter becomes whole is up to its StorageStrategy; storage.py has the kinds. Each
+counts the memory that it takes.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
+from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Framework, Values
+from torsh_runtime.framework import Framework, Tensor, Values
 from torsh_runtime.framework.models import kind_of, on_gradient, shaped
 from torsh_runtime.framework.protocol import Call
-from torsh_runtime.parallel.fsdp.flat import FlatParameter
-from torsh_runtime.parallel.fsdp.storage import StorageStrategy
+from torsh_runtime.layout import Piece, even_cuts
+from torsh_runtime.parallel.fsdp.config import Precision
+
+
+class FlatParameter:
+    """Tells where each parameter is placed, and which elements belong to which rank: `cuts`,
+    without padding."""
+
+    def __init__(
+        self,
+        named: Sequence[tuple[str, Tensor]],
+        precision: Precision,
+        parts: int,
+        part: int,
+    ) -> None:
+        self.names = [name for name, _ in named]
+        self.parameters = [parameter for _, parameter in named]
+        self.precision = precision
+        self.shapes: list[tuple[int, ...]] = [
+            tuple(parameter.shape) for parameter in self.parameters
+        ]
+        self.sizes = [math.prod(shape) for shape in self.shapes]
+        self.starts = [0, *accumulate(self.sizes)][:-1]
+        self.size = sum(self.sizes)
+        self.part, self.cuts = part, even_cuts(self.size, parts)
+        self.start, self.end = self.cuts[part], self.cuts[part + 1]
+        self.is_trained = self.parameters[0].requires_grad
+
+    @property
+    def own_size(self) -> int:
+        """Return the number of elements of this rank's part."""
+        return self.end - self.start
+
+    def share(self, number: int) -> tuple[int, int]:
+        """Return this rank's elements of one of the parameters: the first, and the one after the
+        last. (0, 0) means that it has none."""
+        start = self.starts[number]
+        first, last = max(self.start - start, 0), min(self.end - start, self.sizes[number])
+        return (first, last) if first < last else (0, 0)
+
+    def span(self, number: int) -> tuple[int, int]:
+        """Return this rank's elements of one of the parameters as positions in this rank's part."""
+        first, last = self.share(number)
+        offset = self.starts[number] - self.start
+        return (first + offset, last + offset) if first < last else (0, 0)
+
+    def piece(self, number: int) -> Piece:
+        """Return the piece of one of the parameters that this rank has."""
+        shape = self.shapes[number]
+        return Piece(shape, (0,) * len(shape), shape, *self.share(number))
+
+    def parts(self, whole: Values) -> list[Values]:
+        """Return each rank's part of a flat tensor of this layout."""
+        return [whole[start:end] for start, end in pairwise(self.cuts)]
+
+
+class StorageStrategy(ABC):
+    """Stores one flat parameter.
+
+    whole: all elements, in the dtype that is computed with, to be looked at between unshard() and
+        reshard() only.
+    shard: this rank's, in the parameters' own dtype.
+    gradients: this rank's, of the last backward passes; None before the first.
+    """
+
+    is_common = False
+    """Tells that ranks share one `whole`, so that all must have finished with it before an owner
+    may change its part."""
+    reduces_each = False
+    """Tells that a gradient is reduced when it comes, and not with the others."""
+
+    whole: Any
+    shard: Any
+
+    def __init__(
+        self,
+        framework: Framework,
+        flat: FlatParameter,
+        group: ProcessGroup,
+        ledger: MemoryAccounting,
+    ) -> None:
+        self._framework, self._flat, self._group, self.ledger = framework, flat, group, ledger
+        self._precision = flat.precision
+        self.gradients: Any = None
+
+    @property
+    def group(self) -> ProcessGroup:
+        """Return the ranks that have parts of it."""
+        return self._group
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Let this rank's part, which may have changed, be what is made whole."""
+
+    @abstractmethod
+    def begin_unshard(self) -> None:
+        """Begin to make the flat parameter whole. All ranks call it in the same order."""
+
+    @abstractmethod
+    def unshard(self) -> None:
+        """Wait until it is whole."""
+
+    @abstractmethod
+    def reshard(self) -> None:
+        """Free everything that is not this rank's."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Allocate memory for gradients. All ranks call it in the same order."""
+
+    @abstractmethod
+    def take(self, number: int, gradient: Any, adds: bool) -> None:
+        """Take a parameter's gradient on this rank. adds: add it to the existing one."""
+
+    @abstractmethod
+    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+        """Begin to reduce the gradients, of which all have come but `missing`; these count as
+        zeros. adds: add to the existing ones, except to those that are `fresh`."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait until this rank's gradients are reduced."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let `gradients` be the averages, after all ranks have waited."""
+
+    def met(self) -> None:  # noqa: B027  (most have nothing to do then)
+        """Note that all ranks have met, and needed nothing that they had released before."""
+
+    def full(self) -> Any:
+        """Return a copy of all elements in the parameters' own dtype. All ranks call it."""
+        everything = self._new(self._flat.size, self._precision.own)
+        self._group.all_gather(self._flat.parts(everything), self.shard)
+        return everything
+
+    def _new(self, size: int, dtype: str) -> Any:
+        return self._framework.releasable(size, dtype, self._flat.parameters[0])
+
+    def _bytes(self, size: int, dtype: str) -> int:
+        return size * self._framework.dtype(dtype).itemsize
+
+    def _count(self, size: int, dtype: str) -> None:
+        self.ledger.take(self._bytes(size, dtype))
 
 
 class FSDPParam:
@@ -163,3 +315,57 @@ class FSDPParam:
     def _shaped(self, whole: Any) -> Any:
         start, shape = self._flat.starts[self.number], self._flat.shapes[self.number]
         return shaped(whole, start, shape)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Counts bytes of this rank's parameters and gradients.
+
+    Its equal part of what a node's ranks have in common is included. The optimizer's state,
+    activations and the caller's own memory are not.
+
+    Example:
+        ```python
+        stats = model.memory_stats()
+        print(f"peak {stats.peak / 2**20:.0f} MiB, {stats.saved / 2**20:.0f} MiB saved")
+        ```
+    """
+
+    parameters: int
+    """Bytes of its parameters, sharded or replicated, all the time."""
+    current: int
+    """Bytes of parameters and gradients, sharded and whole ones, now."""
+    peak: int
+    """The largest value of `current` so far."""
+    saved: int
+    """Bytes that its parameters need less than the whole model's."""
+    num_all_gathers: int
+    """Number of times that a unit's parameters were gathered, or were found whole in the node."""
+    num_reduce_scatters: int
+    """Number of times that gradients were reduced."""
+
+
+class MemoryAccounting:
+    """Counts bytes in use, and collectives."""
+
+    def __init__(self) -> None:
+        self.current = self.peak = self.gathers = self.scatters = 0
+
+    def take(self, num_bytes: int) -> None:
+        """Count `num_bytes` of memory as in use."""
+        self.current += num_bytes
+        self.peak = max(self.peak, self.current)
+
+    def give(self, num_bytes: int) -> None:
+        """Count `num_bytes` of memory as freed."""
+        self.current -= num_bytes
+
+    def touch(self, num_bytes: int) -> None:
+        """Count `num_bytes` that were in use only for a moment."""
+        self.peak = max(self.peak, self.current + num_bytes)
+
+    def absorb(self, other: MemoryAccounting) -> None:
+        """Add what another accounting has counted."""
+        self.gathers += other.gathers
+        self.scatters += other.scatters
+        self.take(other.current)

@@ -1,22 +1,94 @@
-"""A unit: parameters that are unsharded and resharded together."""
+"""Unshards and reshards the parameters of a unit together, and reduces their gradients.
+
+Ranks compare the records of which gradients came.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.errors import CommError
+from torsh_runtime.comm.agreement import texts_of_all
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import CommError, ConfigError, GradientError
 from torsh_runtime.framework import Framework
+from torsh_runtime.framework.trees import leaves
 from torsh_runtime.monitoring.marks import section
-from torsh_runtime.parallel.fsdp.flat import FlatParameter
-from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam
-from torsh_runtime.parallel.fsdp.stats import MemoryAccounting
-from torsh_runtime.parallel.fsdp.storage import StorageStrategy
+from torsh_runtime.parallel.fsdp.fsdp_param import (
+    FlatParameter,
+    FSDPParam,
+    MemoryAccounting,
+    StorageStrategy,
+)
 from torsh_runtime.parallel.replicas import Replicas
 from torsh_runtime.transitions import Machine
+
+SAME_PARAMETERS = (
+    "each rank has to use the same parameters of a sharded model, in the same order (an expert "
+    "without tokens on a rank is called there with an empty batch)"
+)
+
+
+class Record:
+    """Records one backward pass on this rank."""
+
+    def __init__(self) -> None:
+        self._order: list[tuple[int, ...]] = []
+        self._came: set[tuple[int, int]] = set()
+
+    def note(self, unit: int, number: int) -> None:
+        """Note that this gradient was reduced."""
+        self._order.append((unit, number))
+
+    def note_all(self, unit: int, numbers: Sequence[int]) -> None:
+        """Note that a unit's gradients have come, and were or are reduced together."""
+        self._order.append((unit, -1, *numbers))
+        self._came |= {(unit, number) for number in numbers}
+
+    def check_same(self, names: Sequence[Sequence[str]], group: ProcessGroup) -> None:
+        """Raise GradientError on all ranks if their records differ. names: the names of each
+        unit's parameters. Blocks, as a barrier does."""
+        if group.world_size == 1:
+            return
+        own = hash(tuple(self._order))  # of integers: the same in all processes
+        if len({*group.all_gather_numbers(np.array([own], np.int64))[:, 0].tolist()}) == 1:
+            return
+        texts = texts_of_all(group, self._without(names))
+        raise GradientError(dict(enumerate(texts)))
+
+    def check_finite(self, is_finite: bool, group: ProcessGroup) -> None:
+        """Raise GradientError on all ranks if `is_finite` is false on any. Blocks."""
+        told = group.all_gather_numbers(np.array([is_finite], np.int64))[:, 0].tolist()
+        text = "the averages of its part of the gradients are not finite"
+        if not all(told):
+            raise GradientError({rank: text for rank, fine in enumerate(told) if not fine})
+
+    def _without(self, names: Sequence[Sequence[str]]) -> str:
+        missing = [
+            name
+            for unit, each in enumerate(names)
+            for number, name in enumerate(each)
+            if (unit, number) not in self._came
+        ]
+        what = f"all but {', '.join(map(repr, missing[:5]))}" if missing else "all"
+        return f"gradients came of {what}: {SAME_PARAMETERS}"
+
+
+class ShardedState(StrEnum):
+    """Tells where the parameters of a unit are, after torch's class of this name."""
+
+    SHARDED = "sharded"
+    """Ranks have their parts, and may be gathering the rest."""
+    GATHERED = "gathered"
+    """Whole values are here, and the parameters show this rank's part."""
+    UNSHARDED = "unsharded"
+    """Whole values are here, and the parameters show them."""
 
 
 class FSDPParamGroup:
@@ -38,7 +110,6 @@ class FSDPParamGroup:
         self.name, self.module, self.laid, self.is_replicated = name, module, laid, is_replicated
         self._framework = framework
         self.keeps_whole = keeps_whole
-        self.is_whole = self._is_here = False
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in laid)
@@ -47,7 +118,7 @@ class FSDPParamGroup:
             for flat, memory in laid
             for number in range(len(flat.parameters))
         ]
-        self._seen = Machine("fsdp", "sharded")
+        self._machine = Machine("fsdp", ShardedState.SHARDED)
         self.is_lent = False
         """Whether it stays whole from its first use in a forward pass to the end of the backward
         pass, for other modules than its own use its parameters."""
@@ -114,43 +185,40 @@ class FSDPParamGroup:
 
     def begin_unshard(self) -> None:
         """Begin to unshard all parameters of the unit."""
-        if not self._is_here:
+        if self._machine.state is ShardedState.SHARDED:
             for _, memory in self.laid:
                 memory.begin_unshard()
 
     def unshard(self) -> None:
         """Make it whole."""
-        if self.is_whole:
+        if self._machine.state is ShardedState.UNSHARDED:
             return
         with section("fsdp.unshard"):
-            if not self._is_here:
+            if self._machine.state is ShardedState.SHARDED:
                 for _, memory in self.laid:
                     memory.unshard()
             for slot in self._slots:
                 slot.be_whole()
-        self.is_whole = self._is_here = True
-        self._seen.become("unsharded", unit=self.name)
+        self._machine.become(ShardedState.UNSHARDED, unit=self.name)
 
     def show_own(self) -> None:
         """Show this rank's parts as the parameters, as optimizers and zero_grad() know them, and
         keep the rest for later."""
-        if self.is_whole:
+        if self._machine.state is ShardedState.UNSHARDED:
             for slot in self._slots:
                 slot.be_own()
-            self._seen.become("gathered", unit=self.name)
-        self.is_whole = False
+            self._machine.become(ShardedState.GATHERED, unit=self.name)
 
     def reshard(self) -> None:
         """Free everything that is not this rank's."""
         self.show_own()
         for _, memory in self.laid:  # it may have been asked for, and not used
             memory.reshard()
-        self._is_here = False
-        self._seen.become("sharded", unit=self.name)
+        self._machine.become(ShardedState.SHARDED, unit=self.name)
 
     def watch(self, kind: Any) -> None:
         """Watch for operations that take values of its parameters, unless it is whole."""
-        if kind is not None and not self.is_whole:
+        if kind is not None and self._machine.state is not ShardedState.UNSHARDED:
             for slot in self._slots:
                 self._framework.watch(slot.parameter, kind)
 
@@ -215,7 +283,7 @@ class FSDPParamGroup:
         for _, memory in self.laid:
             memory.wait()
         for slot in self._reduced:
-            slot.give(is_shown=not self.is_whole)
+            slot.give(is_shown=self._machine.state is not ShardedState.UNSHARDED)
         self._reduced.clear()
 
     def settle(self) -> None:
@@ -229,7 +297,8 @@ class FSDPParamGroup:
             with suppress(CommError):
                 memory.wait()
         came = {*self._reduced, *(self._trained[number] for number in self._came)}
-        for slot in came if not self.is_whole else self._trained:
+        is_whole = self._machine.state is ShardedState.UNSHARDED
+        for slot in self._trained if is_whole else came:
             slot.void()
         self.forget_kept()
         self._came.clear()
@@ -263,3 +332,25 @@ class FSDPParamGroup:
                 slot.fill()
             slot.be_own()
         self.publish()
+
+
+def check_outputs(unit: FSDPParamGroup, outputs: object) -> None:
+    """Raise ConfigError if a unit that ranks have parts of returned tensors in an object that is
+    not searched. It would not be noticed that a backward pass begins at them, so the parameters
+    would not be gathered for it."""
+    if unit.is_replicated or not unit.laid:
+        return
+    found = [*leaves(outputs)]
+    if any(map(_wants_gradient, found)):
+        return
+    for each in found:
+        if any(map(_wants_gradient, getattr(each, "__dict__", {}).values())):
+            raise ConfigError(
+                f"{unit.name or 'the model'!r} returned a {type(each).__name__}, in which "
+                f"FullyShardedDataParallel does not look for tensors: return those that losses are "
+                f"made of in lists, tuples, dicts or dataclasses"
+            )
+
+
+def _wants_gradient(value: object) -> bool:
+    return getattr(value, "requires_grad", None) is True

@@ -1,10 +1,11 @@
-"""Makes the units of a model whole for forward and backward passes, which hooks follow."""
+"""Follows the forward and backward passes of a model, and unshards its units for them."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -14,11 +15,13 @@ from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.models import differentiable, on_forward
 from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
-from torsh_runtime.parallel.fsdp.checks import check_outputs
-from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig
-from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.record import SAME_PARAMETERS, Record
-from torsh_runtime.parallel.fsdp.wrapping import is_within
+from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig, is_within
+from torsh_runtime.parallel.fsdp.fsdp_param_group import (
+    SAME_PARAMETERS,
+    FSDPParamGroup,
+    Record,
+    check_outputs,
+)
 from torsh_runtime.parallel.operations import is_finite
 from torsh_runtime.parallel.replicas import Replicas
 
@@ -34,6 +37,17 @@ def _lender(passes: FSDPState) -> Callable[[Any], None]:
             found._outermost().lend(parameter)
 
     return lend
+
+
+class TrainingState(Enum):
+    """Tells for whom a model's parameters are made whole, after torch's class of this name."""
+
+    FORWARD_BACKWARD = auto()
+    """Passes gather and reduce."""
+    HELD = auto()
+    """Parameters are whole since unshard(): passes neither gather nor reduce."""
+    SUMMON_FULL_PARAMS = auto()
+    """Parameters are whole copies in a block, in which no pass may begin."""
 
 
 class FSDPState:
@@ -52,7 +66,7 @@ class FSDPState:
         self._framework, self._group, self._config = framework_of(model), group, config
         self.units = [*units]
         self.is_averaging = True
-        self.is_summoned = self.is_held = False
+        self.training_state = TrainingState.FORWARD_BACKWARD
         self._outer: FSDPState | None = None
         self._inner: list[FSDPState] = []
         self._order: list[FSDPParamGroup] = []
@@ -80,7 +94,7 @@ class FSDPState:
 
     def is_outermost_summoned(self) -> bool:
         """Return whether the whole model's parameters are whole copies now."""
-        return self._outermost().is_summoned
+        return self._outermost().training_state is TrainingState.SUMMON_FULL_PARAMS
 
     def _hook(self, unit: FSDPParamGroup) -> None:
         """Follow the unit, without keeping it or this alive."""
@@ -89,8 +103,9 @@ class FSDPState:
         def pass_on(event: Callable[..., None], *facts: Any) -> None:
             passes, own = here(), of_unit()
             passes = None if passes is None else passes._outermost()
-            if passes is not None and own is not None and not passes.is_held:
-                event(passes, own, *facts)
+            if passes is None or own is None or passes.training_state is TrainingState.HELD:
+                return
+            event(passes, own, *facts)
 
         on_forward(
             self._framework,
@@ -102,19 +117,19 @@ class FSDPState:
 
     def hold(self) -> None:
         """Make all units whole until let_go(): meanwhile passes neither gather nor reduce."""
-        if self.is_held:
+        if self.training_state is TrainingState.HELD:
             return
         if not self._framework.in_backward():
             self.begin()
         for unit in self.units:
             unit.unshard()
-        self.is_held = True
+        self.training_state = TrainingState.HELD
 
     def let_go(self) -> None:
         """Reshard all units, and keep the gradients that have come for reduce()."""
-        if not self.is_held:
+        if self.training_state is not TrainingState.HELD:
             return
-        self.is_held = False
+        self.training_state = TrainingState.FORWARD_BACKWARD
         for unit in self.units:
             unit.keep()
             unit.reshard()
@@ -126,10 +141,11 @@ class FSDPState:
         if not self.is_averaging:
             self.let_go()
             return
-        if not self.is_held and not any(unit.has_kept for unit in self.units):
+        is_held = self.training_state is TrainingState.HELD
+        if not is_held and not any(unit.has_kept for unit in self.units):
             return
         self.hold()
-        self.is_held = False
+        self.training_state = TrainingState.FORWARD_BACKWARD
         with self._in_step():
             for unit in self.units[::-1]:
                 for number in unit.there():
@@ -139,7 +155,7 @@ class FSDPState:
     def begin(self) -> None:
         """Begin a forward pass: owners have changed their parts, and all ranks may now read
         them."""
-        if self._outermost().is_summoned:
+        if self._outermost().training_state is TrainingState.SUMMON_FULL_PARAMS:
             raise ConfigError(
                 "the model was called inside summon_full_params: leave the block first"
             )
@@ -158,7 +174,8 @@ class FSDPState:
         """Let a method of the model compute as its forward() does in this block. The results of
         the method are given to the function that this yields."""
         root = self.units[0]
-        if self.is_held or self._is_in_method or self._framework.in_backward():
+        is_held = self.training_state is TrainingState.HELD
+        if is_held or self._is_in_method or self._framework.in_backward():
             yield lambda _: None
             return
         self._before_forward(root)
@@ -199,7 +216,7 @@ class FSDPState:
     def end_forward(self) -> None:
         """End a forward pass. Reshard all units if no backward pass follows, without gradients."""
         follows = self._framework.in_backward() or self._framework.is_grad_enabled()
-        if self.is_held or follows:
+        if self.training_state is TrainingState.HELD or follows:
             return
         for unit in self.units:
             unit.reshard()

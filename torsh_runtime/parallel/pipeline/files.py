@@ -31,7 +31,20 @@ _TOLD = 60
 def load_table(path: str | Path) -> Table:
     """Load the table in a file whose name ends in .csv or .json.
 
-    Raises ConfigError for files without a table, naming the rank and the cell, and as read_text().
+    Args:
+        path: The file.
+
+    Returns:
+        The table, whose name is that of the file or, in JSON, the one it has there.
+
+    Raises:
+        ConfigError: For files without a table, naming the rank and the cell, and as read_text().
+
+    Example:
+        ```python
+        table = load_table("schedule.csv")
+        pipeline = tr.PipelineParallel(model, 8, schedule=table, cuts=["blocks.6"], loss_fn=loss_fn)
+        ```
     """
     path = Path(path)
     text = read_text(path)
@@ -65,7 +78,20 @@ def read_text(path: Path) -> str:
 
 
 def save_table(table: Table, path: str | Path) -> None:
-    """Write a table in the format that load_table() reads."""
+    """Write a table in the format that load_table() reads.
+
+    Args:
+        table: The table.
+        path: The file; a name that ends in .json is written as JSON, and all others as CSV.
+
+    Raises:
+        OSError: If the file cannot be written.
+
+    Example:
+        ```python
+        save_table(pipeline.table, "schedule.json")
+        ```
+    """
     path = Path(path)
     text = to_json(table) if path.suffix == ".json" else to_csv(table)
     path.write_text(text, encoding="utf-8")

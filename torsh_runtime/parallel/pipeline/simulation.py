@@ -17,21 +17,33 @@ Edge = tuple[int, int, Kind]
 
 @dataclass(frozen=True)
 class Costs:
-    """Holds the time that steps take, in any one unit, and what they hold. A sequence has a number
-    for each stage; a number counts for all.
+    """Holds the time that steps take, in any one unit, and what they hold.
+
+    A sequence has a number for each stage; a number counts for all.
+
+    Example:
+        ```python
+        costs = Costs(forward=1.0, input=1.0, weight=1.0, transfer=0.1)
+        simulate(table, costs).makespan
+        ```
     """
 
     forward: float | Sequence[float] = 1.0
+    """Time of a forward pass."""
     input: float | Sequence[float] = 1.0
+    """Time of the part of a backward pass that earlier stages wait for."""
     weight: float | Sequence[float] = 1.0
+    """Time of the rest of a backward pass."""
     backward: float | Sequence[float] | None = None
-    """None: input and weight together."""
+    """Time of a whole backward pass; None is that of both parts."""
     transfer: float | Sequence[float] = 0.0
     """Time for which a message occupies the link between two ranks, by the stage that sends it."""
     latency: float = 0.0
     """Time from the end of that until the message has arrived."""
     reduce: float | Sequence[float] = 0.0
+    """Time of a reduction of a stage's gradients."""
     unshard: float | Sequence[float] = 0.0
+    """Time of making a stage's parameters whole."""
     activation: float | Sequence[float] = 1.0
     """Memory of a microbatch from its forward pass until its backward pass has ended."""
     kept: float = 1.0
@@ -76,9 +88,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Simulation:
-    """Holds the times, memory and messages of a table."""
+    """Holds the times, memory and messages of a table.
+
+    Example:
+        ```python
+        result = simulate(pipeline.table)
+        print(f"{result.bubble:.0%} of the time is idle")
+        ```
+    """
 
     table: Table
+    """The table that was simulated."""
     spans: tuple[tuple[Span, ...], ...]
     """Spans of each rank."""
     peaks: tuple[float, ...] = ()
@@ -125,8 +145,20 @@ def simulate(table: Table, costs: Costs | None = None) -> Simulation:
     """Simulate a table.
 
     Each rank takes its steps in order, each as soon as its inputs have arrived. Sends cost ranks no
-    time, and use each link one after the other. Raises ConfigError if steps wait for each other in
-    a circle, which it names.
+    time, and use each link one after the other.
+
+    Args:
+        table: The table.
+        costs: What steps take; None is 1 for each part.
+
+    Raises:
+        ConfigError: If steps wait for each other in a circle, which it names.
+
+    Example:
+        ```python
+        result = simulate(pipeline.table, pipeline.costs)
+        print(result.makespan, result.peaks)
+        ```
     """
     run = _Run(table, costs or Costs())
     run.go()

@@ -58,7 +58,17 @@ def layers_of(model: Any) -> dict[str, Any]:
 
     They are those that its method pipeline_layers() names, in order. Without one they are its
     children, with containers (Sequential, ModuleList, ModuleDict) replaced by their children.
-    Raises ConfigError if pipeline_layers() names a layer twice or one that does not exist.
+
+    Args:
+        model: The model.
+
+    Raises:
+        ConfigError: If pipeline_layers() names a layer twice or one that does not exist.
+
+    Example:
+        ```python
+        list(layers_of(model))  # ["embed", "blocks.0", "blocks.1", ..., "head"]
+        ```
     """
     named = dict(model.named_modules(remove_duplicate=False))
     if hasattr(model, "pipeline_layers"):
@@ -107,11 +117,23 @@ def split_model(model: Any, cuts: Sequence[str], example: Any = None) -> list[An
     """Return the stages of a model; all but the first begin with the layer of a name in `cuts`.
 
     Parameters keep their names in the model; one that several stages use has the same name in all.
-    Layers are the model's own, not copies. Raises ConfigError for names that are no layers, or not
-    in the layers' order, and for a model that has parameters outside of them.
+    Layers are the model's own, not copies.
 
-    example: a microbatch as a dict, for a model whose stages are to run its own forward(); one of
-    transformers needs none.
+    Args:
+        model: The model.
+        cuts: The names of layers, in the layers' order.
+        example: A microbatch as a dict, for a model whose stages are to run its own forward(); one
+            of transformers needs none.
+
+    Raises:
+        ConfigError: For names that are no layers, or not in the layers' order, and for a model that
+            has parameters outside of them.
+
+    Example:
+        ```python
+        stages = split_model(model, ["blocks.6"])
+        pipeline = tr.PipelineParallel(stages, 8, loss_fn=loss_fn)
+        ```
     """
     study = study_of(model, example)
     if study is not None:

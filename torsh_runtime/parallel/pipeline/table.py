@@ -13,7 +13,13 @@ from torsh_runtime.errors import ConfigError
 
 
 class Kind(Enum):
-    """Names what a step does, by the letters of torch.distributed.pipelining's tables."""
+    """Names what a step does, by the letters of torch.distributed.pipelining's tables.
+
+    Example:
+        ```python
+        Kind("F") is Kind.FORWARD  # True
+        ```
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -33,12 +39,20 @@ COMPUTES = (Kind.FORWARD, Kind.BACKWARD, Kind.INPUT, Kind.WEIGHT)
 
 
 class Step(NamedTuple):
-    """Describes what a rank does at one time. As text, "1B3" is stage 1, backward, microbatch 3."""
+    """Describes what a rank does at one time. As text, "1B3" is stage 1, backward, microbatch 3.
+
+    Example:
+        ```python
+        str(Step(1, Kind.BACKWARD, 3))  # "1B3"
+        ```
+    """
 
     stage: int
+    """The stage's number."""
     kind: Kind
+    """The action, such as a forward pass."""
     microbatch: int | None = None
-    """None for steps that a whole stage takes once."""
+    """The microbatch's number; None for steps that a whole stage takes once."""
 
     def __str__(self) -> str:
         at = "" if self.microbatch is None else self.microbatch
@@ -50,10 +64,20 @@ Row = tuple[Step, ...]
 
 @dataclass(frozen=True)
 class Table:
-    """Represents a schedule: `rows[rank]` are the steps of that rank of the pipeline."""
+    """Represents a schedule: `rows[rank]` are the steps of that rank of the pipeline.
+
+    Example:
+        ```python
+        rows = ((Step(0, Kind.FORWARD, 0), Step(0, Kind.BACKWARD, 0)),)
+        table = Table(rows, "one stage, one microbatch")
+        table.num_stages, table.placement  # 1, (0,)
+        ```
+    """
 
     rows: tuple[Row, ...]
+    """The steps of each rank, in order."""
     name: str = "table"
+    """The name by which errors call the table."""
 
     @property
     def num_stages(self) -> int:
@@ -67,7 +91,11 @@ class Table:
 
     @property
     def placement(self) -> tuple[int, ...]:
-        """Return the rank of each stage. ConfigError for a stage that is on none or on several."""
+        """Return the rank of each stage.
+
+        Raises:
+            ConfigError: For a stage that is on no rank or on several.
+        """
         ranks: dict[int, list[int]] = {}
         for rank, row in enumerate(self.rows):
             for stage in dict.fromkeys(step.stage for step in row):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,18 +54,26 @@ _DIVIDED = (
 
 
 class PipelineParallel:
-    """Runs a model whose stages are on different ranks, with batches cut into microbatches (Huang
-    et al., "GPipe", 2019). The numbers are those of one process that accumulates the gradients of
-    the same microbatches. With whole backward passes, and without data parallelism and tied
-    parameters, all bits are equal.
+    """Runs a model whose stages are on different ranks, with batches cut into microbatches.
 
-        pipeline = tr.PipelineParallel(model, 8, mesh=mesh, cuts=["blocks.6"], loss_fn=loss)
-        optimizer = AdamW(pipeline.module.parameters())
-        loss = pipeline.step(batch, target)  # gradients are there, and the loss on every rank
+    See Huang et al., "GPipe", 2019. The numbers are those of one process that accumulates the
+    gradients of the same microbatches. With whole backward passes, and without data parallelism and
+    tied parameters, all bits are equal.
+
+    Attributes:
+        module: This rank's layers, under the names of the whole model; for optimizers, checkpoints
+            and clip_grad_norm_.
+        stages: This rank's stages by number, as `wrap` made them.
+        group: The pipeline's ranks.
+        placement: The rank of each stage.
+
+    Example:
+        ```python
+        pipeline = tr.PipelineParallel(model, 8, mesh=mesh, cuts=["blocks.6"], loss_fn=loss_fn)
+        optimizer = torch.optim.AdamW(pipeline.module.parameters())
+        loss = pipeline.step(batch, target)  # accumulates gradients; the loss is on every rank
         optimizer.step()
-
-    Attributes: module (this rank's layers, under the names of the whole model; for optimizers,
-    checkpoints and clip_grad_norm_), stages (by number, as `wrap` made them), group, placement.
+        ```
     """
 
     def __init__(
@@ -85,27 +93,36 @@ class PipelineParallel:
         wrap: Callable[[Any], Any] | None = None,
         memory_limit: float | None = None,
     ) -> None:
-        """Make a pipeline. All its ranks call this, with the same arguments and the same model.
+        """Create a pipeline. All its ranks call this, with the same arguments and the same model.
 
-        stages: a module for each stage, or a model that is cut by `cuts`: names of the layers
-            that later stages begin with, or the number of stages, made as equal as possible by
-            measurements with a microbatch `example`. Its layers are those of layers_of(). With an
-            example it is also checked that they give what the model's own forward() gives.
-        placement: the rank of each stage; None: the schedule's placement.
-        mesh: its axis "pp" is the pipeline, and all its ranks call this; along "dp" and "cp", where
-            it has them, batches differ: the loss and the weights of microbatches cover all of
-            these. Without a mesh `group` has the ranks; None is the default group.
-        schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", with "+1" for one more forward
-            pass ahead ("1f1b+1"), "auto", a Table, or the path of one (load_table()).
-        loss_fn: (output of the last stage, target) -> the mean over a microbatch.
-        tokens: target -> the number of elements that loss_fn takes the mean of; None: its rows.
-        checkpoint: keep inputs of stages only, and go forward again before going back.
-        wrap: called with each of this rank's stages, such as for DistributedDataParallel over
-            mesh["dp", "cp"], whose gradients are reduced once per step. It is required where
-            batches differ; it may return the stage as it is if you average gradients yourself.
-        memory_limit: bytes of activations that "auto" may let a rank hold; None: any.
+        Args:
+            stages: A module for each stage, or a model that is cut by `cuts`. Its layers are those
+                of layers_of().
+            num_microbatches: The number of parts that a batch is cut into.
+            placement: The rank of each stage; None is the schedule's placement.
+            mesh: A mesh whose axis "pp" is the pipeline, and all its ranks call this; along "dp"
+                and "cp", where it has them, batches differ: the loss and the weights of
+                microbatches cover all of these.
+            group: The ranks if there is no mesh; None is the default group.
+            schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", with "+1" for one more forward
+                pass ahead ("1f1b+1"), "auto", a Table, or the path of one (load_table()).
+            loss_fn: A function (output of the last stage, target) -> the mean over a microbatch.
+            cuts: Names of the layers that later stages begin with, or the number of stages, made as
+                equal as possible by measurements with `example`.
+            example: A microbatch. With it, it is also checked that the layers give what the model's
+                own forward() gives.
+            tokens: A function target -> the number of elements that loss_fn takes the mean of; None
+                is its rows.
+            checkpoint: Whether to keep only the inputs of stages, and go forward again before going
+                back.
+            wrap: Called with each of this rank's stages, such as for DistributedDataParallel over
+                mesh["dp", "cp"], whose gradients are reduced once per step. It is required where
+                batches differ; it may return the stage as it is if you average gradients yourself.
+            memory_limit: Bytes of activations that "auto" may let a rank hold; None is any.
 
-        Raises ConfigError on all ranks if arguments do not fit, or differ between ranks.
+        Raises:
+            ConfigError: On all ranks if arguments do not fit, or differ between ranks.
+            CommError: If an exchange among the ranks fails.
         """
         group = mesh.get_group(AXIS) if mesh is not None else group_of(group)
         self.group: ProcessGroup = group
@@ -148,10 +165,8 @@ class PipelineParallel:
         self._executor = Executor(self.group, self._stages, placement, wire)
 
     def _take_part(self, plan: Plan) -> dict[int, Any]:
-        """Take this rank's stages, and share tied parameters with other ranks.
-
-        The module with all of these stages gets to know which ranks have the rest.
-        """
+        """Take this rank's stages, and share tied parameters with other ranks. The module with
+        all of these stages gets to know which ranks have the rest."""
         rank = self.group.rank
         own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == rank}
         self.module = merged(own, plan.modules)
@@ -194,7 +209,11 @@ class PipelineParallel:
 
     @property
     def table(self) -> Table:
-        """Return the schedule. ConfigError before "auto" has chosen one."""
+        """Return the schedule.
+
+        Raises:
+            ConfigError: Before "auto" has chosen one.
+        """
         if self._table is None:
             raise ConfigError("schedule='auto' chooses its table in the first step()")
         return self._table
@@ -202,9 +221,7 @@ class PipelineParallel:
     @property
     def present(self) -> Step | None:
         """Return the step of the table that this rank is taking, for observers within its modules.
-
-        It is None outside of step(), forward() and evaluate().
-        """
+        It is None outside of step(), forward() and evaluate()."""
         return self._executor.present
 
     @property
@@ -215,18 +232,34 @@ class PipelineParallel:
     def step(
         self, batch: Any, target: Any = None, *, scaler: ShardedGradScaler | None = None
     ) -> float:
-        """Accumulate the gradients of a batch. Returns its loss, on every rank: the mean over all
-        elements that the microbatches' losses are means of, along the mesh's data axes, too.
+        """Accumulate the gradients of a batch, and return its loss on every rank.
 
-        batch: the first stage's input; target: loss_fn's. Tensors, or tuples of them, whose rows
-        are divided into microbatches, or lists of num_microbatches of such, of any shapes. Ranks
-        without the first stage may give None for the one, those without the last for the other.
-        scaler: gradients, but not the returned loss, are multiplied by its scale. All ranks of
-        the mesh pass theirs, and call scaler.step(optimizer) afterwards.
+        The loss is the mean over all elements that the microbatches' losses are means of, along the
+        mesh's data axes, too.
 
-        Raises ConfigError on all ranks of the mesh for a batch that does not fit one of them, and
-        for scalers with which ranks would step differently, and PipelineError if a stage raises,
-        or its waiting times out: then the group is dead.
+        Args:
+            batch: The first stage's input: a tensor, or a tuple of them, whose rows are divided
+                into microbatches, or a list of num_microbatches of such, of any shapes. Ranks
+                without the first stage may give None.
+            target: The target of loss_fn, in the same forms. Ranks without the last stage may give
+                None.
+            scaler: Multiplies gradients, but not the returned loss, by its scale. All ranks of the
+                mesh pass theirs, and call scaler.step(optimizer) afterwards.
+
+        Returns:
+            The loss.
+
+        Raises:
+            ConfigError: On all ranks of the mesh for a batch that does not fit one of them, and for
+                scalers with which ranks would step differently.
+            PipelineError: If a stage raises, or its waiting times out: the group is then dead.
+
+        Example:
+            ```python
+            loss = pipeline.step(batch, target)
+            optimizer.step()
+            optimizer.zero_grad()
+            ```
         """
         return self._failures.telling(lambda: self._step(batch, target, scaler))
 
@@ -253,9 +286,24 @@ class PipelineParallel:
         """Return the last stage's output for a batch, on the rank that has it; None on the others.
 
         It cannot be differentiated. Batches of other sizes may have fewer microbatches.
+
+        Args:
+            batch: As step().
+
+        Raises:
+            ConfigError: As step().
+            PipelineError: As step().
+
+        Example:
+            ```python
+            scores = pipeline.forward(batch)
+            if scores is not None:  # on the rank of the last stage
+                print(scores.argmax(-1))
+            ```
         """
         purpose = Purpose(trains=False, has_losses=False)
-        self._failures.telling(lambda: self._run(self._forward_only, batch, None, purpose))
+        table_of = partial(builders.forward_only, self.placement)
+        self._failures.telling(lambda: self._run(table_of, batch, None, purpose))
         outputs = [result_of(each) for _, each in sorted(self._executor.outputs.items())]
         if outputs and isinstance(outputs[0], tuple):
             return tuple(self._joined(each) for each in zip(*outputs, strict=True))
@@ -267,17 +315,30 @@ class PipelineParallel:
         return self._autograd.joined(parts) if has_rows else [*parts]
 
     def evaluate(self, batch: Any, target: Any = None) -> float:
-        """Return the loss of a batch as step() does, without gradients, for any number of rows."""
+        """Return the loss of a batch as step() does, without gradients, for any number of rows.
+
+        Args:
+            batch: As step().
+            target: As step().
+
+        Raises:
+            ConfigError: As step().
+            PipelineError: As step().
+
+        Example:
+            ```python
+            loss = pipeline.evaluate(batch, target)  # the same on all ranks
+            ```
+        """
         problem = self._uncounted(batch)
         purpose = Purpose(trains=False, has_losses=self._giving.has_own_loss or target is not None)
-        how = self._forward_only, batch, target, purpose, None, problem
+        table_of = partial(builders.forward_only, self.placement)
+        how = table_of, batch, target, purpose, None, problem
         return self._failures.telling(lambda: self._loss(self._run(*how)))
 
     def measure(self, batch: Any, target: Any = None) -> Costs:
-        """Measure a microbatch: seconds of its steps, and bytes that it holds.
-
-        The result is the same on all ranks. Gradients, buffers and random numbers are restored.
-        """
+        """Measure a microbatch: seconds of its steps, and bytes that it holds. The result is the
+        same on all ranks. Gradients, buffers and random numbers are restored."""
         return self._failures.telling(lambda: self._measure(batch, target))
 
     def _measure(self, batch: Any, target: Any) -> Costs:
@@ -296,11 +357,8 @@ class PipelineParallel:
         return simulate(self.table, self.costs)
 
     def timeline(self) -> Simulation:
-        """Return the times of all ranks' steps in the last step(), in seconds since each rank
-        began.
-
-        All ranks call it.
-        """
+        """Return the times of all ranks' steps in the last step(), in seconds since each began.
+        All ranks call it."""
         return timeline_of(self.group, self._executor.spans, self.table)
 
     def _run(
@@ -367,14 +425,9 @@ class PipelineParallel:
             "that of a microbatch, a loss_fn, or an example= with its labels"
         )
 
-    def _forward_only(self, count: int) -> Table:
-        return builders.forward_only(self.placement, count)
-
     def _weights(self, given: Given) -> list[float]:
-        """Return the weight of each microbatch in the mean over all microbatches.
-
-        Weights compensate for the division by the mean along data axes.
-        """
+        """Return the weight of each microbatch in the mean over all microbatches. Weights
+        compensate for the division by the mean along data axes."""
         if self._giving.has_own_loss:
             if any(batches.DIVISOR in each.named for each in given.inputs):
                 return [1.0 for _ in given.inputs]

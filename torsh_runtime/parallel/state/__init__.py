@@ -36,12 +36,24 @@ class Place(Protocol):
 
 
 class PerRank:
-    """Wraps an object with a state that each rank has for itself, such as residuals of compression
-    or a generator of random numbers. A rank gets back the state of the rank with its number, if
-    there was one, and otherwise keeps its own.
+    """Wraps an object with a state that each rank has for itself.
+
+    Examples are residuals of compression and a generator of random numbers. A rank gets back the
+    state of the rank with its number, if there was one, and otherwise keeps its own.
+
+    Example:
+        ```python
+        state = {"model": model, "compressor": tr.checkpoint.PerRank(compressor)}
+        checkpointer.save(step, state)
+        ```
     """
 
     def __init__(self, thing: Any) -> None:
+        """Wrap the object.
+
+        Args:
+            thing: An object with state_dict() and load_state_dict().
+        """
         self.thing = thing
 
 

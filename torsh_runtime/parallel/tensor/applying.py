@@ -50,19 +50,31 @@ Model = TypeVar("Model", bound=Module)
 def parallelize(model: Model, mesh: Any, plan: Mapping[str, Entry] | Literal["auto"]) -> Model:
     """Let each rank of an axis have its part of a model of torch or of torsh_runtime.nn, in place.
 
-    model: the same on all ranks, with the same values; its parameters stay the objects that they
-        are, and have the ranks' parts of those values.
-    mesh: one with one axis, or with one called "tp", or a group; None: the default group. Along an
-        axis called "ep" ranks have experts: those are whole, and each rank has tokens of its own
-        but along "tp".
-    plan: what to do with which modules: {"blocks.*.mlp.up": Column(), "blocks.*.mlp.down": Row()}.
-        Names are those of named_modules(), in which * and ? stand for what is between two dots.
-        "auto": that of plan_of(), for models of transformers.
+    Args:
+        model: The model, the same on all ranks, with the same values; its parameters stay the
+            objects that they are, and hold the ranks' parts of those values.
+        mesh: A mesh with one axis, or with one called "tp", or a group; None is the default group.
+            Along an axis called "ep" ranks have experts: those are whole, and each rank has tokens
+            of its own except along "tp".
+        plan: What to do with which modules. Names are those of named_modules(), in which * and ?
+            match what is between two dots. "auto" is that of plan_of(), for models of transformers.
 
-    Returns the model. Raises ConfigError on all ranks, with nothing changed: for patterns that
-    match no module, or one that another one matches; entries that are not for a layer of that kind;
-    heads and features that cannot be cut; weights of several layers that are cut in one only; and
-    where plans, models or values differ between ranks. Raises TypeError for what is no model.
+    Returns:
+        The model.
+
+    Raises:
+        ConfigError: On all ranks, with nothing changed: for patterns that match no module, or one
+            that a different one matches; entries that are not for a layer of that kind; heads and
+            features that cannot be cut; weights of several layers that are cut in one only; and
+            where plans, models or values differ between ranks.
+        TypeError: If `model` is no model.
+        CommError: If an exchange among the ranks fails.
+
+    Example:
+        ```python
+        plan = {"blocks.*.mlp.up": tr.Column(), "blocks.*.mlp.down": tr.Row()}
+        model = tr.parallelize(model, mesh, plan)
+        ```
     """
     framework_of_model(model)  # TypeError for what is none
     axes, tasks = _Axes(mesh), list[_Task]()

@@ -80,12 +80,18 @@ class MultiheadAttention(_Heads):
 
 
 class ParallelAttention(_Heads):
-    """Self-attention of several heads (Vaswani et al., "Attention Is All You Need", 2017), of which
-    each rank has some; several of them may look at one head of keys and values (Ainslie et al.,
-    "GQA", 2023).
+    """Computes self-attention of several heads, of which each rank has some.
 
-    Where there are fewer of the latter than ranks, all ranks have their weights, use those that
-    their own heads look at, and sum the gradients. The layers are q_proj, k_proj, v_proj, out_proj.
+    See Vaswani et al., "Attention Is All You Need", 2017. Several heads may look at one head of
+    keys and values (Ainslie et al., "GQA", 2023). If there are fewer of the latter than ranks, all
+    ranks have their weights, use those that their own heads look at, and sum the gradients. The
+    layers are q_proj, k_proj, v_proj, out_proj.
+
+    Example:
+        ```python
+        attention = tr.ParallelAttention(512, num_heads=8, num_kv_heads=2, mesh=mesh)
+        output = attention(input)  # (batch, length, 512), the same on all ranks
+        ```
     """
 
     k_proj: Any
@@ -104,9 +110,24 @@ class ParallelAttention(_Heads):
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """Create the layer. num_kv_heads: number of heads of keys and values; None: num_heads.
-        sequence_dim: dimension of input and output of which each rank has an equal part; None if
-        all have all. Other arguments are those of ColumnParallelLinear."""
+        """Create the layer.
+
+        Args:
+            embed_dim: The width of input and output.
+            num_heads: The number of heads, on all ranks together.
+            dropout: The probability to drop weights in training.
+            bias: Whether the layers have biases.
+            num_kv_heads: The number of heads of keys and values; None is num_heads.
+            mesh: A mesh with one axis, or with one called "tp", or a group; None is the default
+                group.
+            sequence_dim: The dimension of input and output of which each rank has an equal part;
+                None if all have all.
+            dtype: The dtype of the parameters; None is the framework's default.
+            framework: "torch" or "nn"; None is torch if it is loaded.
+
+        Raises:
+            ConfigError: On all ranks if they were not seeded alike, and for heads that do not fit.
+        """
         super().__init__()
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         _check_heads(embed_dim, num_heads, kv_heads)
@@ -141,8 +162,23 @@ class ParallelAttention(_Heads):
 
     def forward(self, input: Any, attn_mask: Any = None, is_causal: bool = False) -> Any:
         """Return attention over an input of shape (…, L, embed_dim), in the same shape.
-        attn_mask: booleans (False is ignored) or numbers to add, (L, L) or (…, num_heads, L, L).
-        is_causal: position i attends to 0 to i."""
+
+        Args:
+            input: The input.
+            attn_mask: Booleans (False is ignored) or numbers to add, (L, L) or (…, num_heads, L,
+                L).
+            is_causal: Whether position i attends only to 0 to i.
+
+        Raises:
+            ConfigError: For an input or a mask that does not fit.
+            CommError: If an exchange among the ranks fails.
+
+        Example:
+            ```python
+            attention = tr.ParallelAttention(512, num_heads=8, mesh=mesh)
+            output = attention(input, is_causal=True)
+            ```
+        """
         queries = self._heads_first(self.q_proj(input))
         keys, values = (
             self._looked_at(self._heads_first(layer(input))) for layer in (self.k_proj, self.v_proj)

@@ -39,9 +39,16 @@ class ColumnParallelEmbedding(Layer):
 
 
 class VocabParallelEmbedding(Layer):
-    """An Embedding of which each rank has some rows; all get the results.
+    """Looks up rows of an Embedding of which each rank has some; all get the results.
 
-    weight: (own rows, embedding_dim).
+    Attributes:
+        weight: The weight (own rows, embedding_dim).
+
+    Example:
+        ```python
+        embedding = tr.VocabParallelEmbedding(32000, 512, mesh=mesh)
+        vectors = embedding(tokens)  # tokens: integers (batch, length), the same on all ranks
+        ```
     """
 
     padding_idx: int | None
@@ -57,7 +64,24 @@ class VocabParallelEmbedding(Layer):
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """Create the layer, with arguments like those of ColumnParallelLinear."""
+        """Create the layer.
+
+        All ranks make the whole first and keep their parts, so they are seeded alike.
+
+        Args:
+            num_embeddings: The number of rows, on all ranks together.
+            embedding_dim: The width of a row.
+            padding_idx: The row that gets no gradient; None: there is none.
+            mesh: A mesh with one axis, or with one called "tp", or a group; None is the default
+                group.
+            sequence_dim: The dimension of the output of which each rank gets an equal part; None if
+                all get all.
+            dtype: The dtype of the parameters; None is the framework's default.
+            framework: "torch" or "nn"; None is torch if it is loaded.
+
+        Raises:
+            ConfigError: On all ranks if they were not seeded alike.
+        """
         super().__init__(num_embeddings, embedding_dim, padding_idx, dtype=dtype)  # type: ignore[call-arg]
         self._divide(Vocabulary(sequence_dim), mesh)
 
@@ -75,8 +99,18 @@ class VocabParallelEmbedding(Layer):
         self.own_padding = padding - self.start if padding is not None and is_here else None
 
     def forward(self, indices: Any) -> Any:
-        """Look up rows. indices: integers of any shape. Raises IndexError for those that are no
-        rows."""
+        """Look up rows.
+
+        Args:
+            indices: Integers of any shape, equal on all ranks.
+
+        Returns:
+            The rows (*indices.shape, embedding_dim), or this rank's part of them.
+
+        Raises:
+            IndexError: For indices that are no rows.
+            CommError: If an exchange among the ranks fails.
+        """
         self._compare_first(indices)
         places, elsewhere = self.own_places(indices)
         found = self.functional.embedding(places, self.weight, self.own_padding)

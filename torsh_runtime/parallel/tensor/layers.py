@@ -229,10 +229,21 @@ class Layer:
 
 
 class ColumnParallelLinear(Layer):
-    """A Linear layer of which each rank computes some output features.
+    """Computes a Linear layer of which each rank has some output features.
 
     Its input is the same on all ranks; its output has this rank's features, or, with gather_output,
-    all. weight: (own features, in_features), bias: (own features).
+    all.
+
+    Attributes:
+        weight: The weight (own features, in_features).
+        bias: The bias (own features).
+
+    Example:
+        ```python
+        up = tr.ColumnParallelLinear(512, 2048, gather_output=False, mesh=mesh)
+        down = tr.RowParallelLinear(2048, 512, mesh=mesh)
+        output = down(torch.relu(up(input)))
+        ```
     """
 
     def __init__(
@@ -250,12 +261,27 @@ class ColumnParallelLinear(Layer):
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """Create the layer. mesh: a mesh with one axis, or with one called "tp", or a group; None:
-        the default group. unit, sequence_dim, query_heads, key_value_heads: see Column. framework:
-        "torch" or "nn"; None: torch if it is loaded.
+        """Create the layer.
 
-        All ranks make the whole first and keep their parts, so they are seeded alike. Raises
-        ConfigError on all of them if they were not, and for features that cannot be cut.
+        All ranks make the whole first and keep their parts, so they are seeded alike.
+
+        Args:
+            in_features: The width of the input.
+            out_features: The width of the output, of all ranks together.
+            bias: Whether there is a bias.
+            gather_output: Whether to give all ranks all outputs.
+            mesh: A mesh with one axis, or with one called "tp", or a group; None is the default
+                group.
+            unit: See Column.
+            sequence_dim: See Column.
+            query_heads: See Column.
+            key_value_heads: See Column.
+            dtype: The dtype of the parameters; None is the framework's default.
+            framework: "torch" or "nn"; None is torch if it is loaded.
+
+        Raises:
+            ConfigError: On all ranks if they were not seeded alike, and for features that cannot be
+                cut.
         """
         super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
         entry = Column(gather_output, unit, (), sequence_dim, query_heads, key_value_heads)
@@ -286,8 +312,15 @@ class ColumnParallelLinear(Layer):
         self.sizes = sizes(shard) if lie else ()
 
     def forward(self, input: Any) -> Any:
-        """Return this rank's output features, or all of them if they are gathered. input: (…,
-        in_features)."""
+        """Return this rank's output features, or all of them if they are gathered.
+
+        Args:
+            input: The input (…, in_features).
+
+        Raises:
+            ConfigError: For an input of a different width.
+            CommError: If an exchange among the ranks fails.
+        """
         self._check(input, self.in_features, "all input features")
         entered = self._entered(input, self.entry.sequence_dim)
         weight = self.weight if self.output_dim == 0 else self.weight.T
@@ -337,10 +370,21 @@ def _own_features(heads: QueryHeads, entry: Column, axis: Axis) -> slice | list[
 
 
 class RowParallelLinear(Layer):
-    """A Linear layer of which each rank has some input features; all get the sum.
+    """Computes a Linear layer of which each rank has some input features; all get the sum.
 
     Its input has this rank's features, as a ColumnParallelLinear left them, or, without
-    input_is_parallel, all. weight: (out_features, own features), bias: (out_features).
+    input_is_parallel, all.
+
+    Attributes:
+        weight: The weight (out_features, own features).
+        bias: The bias (out_features).
+
+    Example:
+        ```python
+        up = tr.ColumnParallelLinear(512, 2048, gather_output=False, mesh=mesh)
+        down = tr.RowParallelLinear(2048, 512, mesh=mesh)
+        output = down(torch.relu(up(input)))
+        ```
     """
 
     def __init__(
@@ -357,7 +401,27 @@ class RowParallelLinear(Layer):
         dtype: Any = None,
         framework: str | None = None,
     ) -> None:
-        """Create the layer, with arguments like those of ColumnParallelLinear."""
+        """Create the layer.
+
+        All ranks make the whole first and keep their parts, so they are seeded alike.
+
+        Args:
+            in_features: The width of the input, of all ranks together.
+            out_features: The width of the output.
+            bias: Whether there is a bias.
+            input_is_parallel: Whether the input has only this rank's features.
+            mesh: A mesh with one axis, or with one called "tp", or a group; None is the default
+                group.
+            unit: See Row.
+            sequence_dim: See Row.
+            key_value_heads: See Row.
+            dtype: The dtype of the parameters; None is the framework's default.
+            framework: "torch" or "nn"; None is torch if it is loaded.
+
+        Raises:
+            ConfigError: On all ranks if they were not seeded alike, and for features that cannot be
+                cut.
+        """
         super().__init__(in_features, out_features, bias, dtype=dtype)  # type: ignore[call-arg]
         self._divide(Row(input_is_parallel, unit, sequence_dim, key_value_heads), mesh)
 
@@ -376,8 +440,15 @@ class RowParallelLinear(Layer):
         self.sizes, self.was_called = sizes(shard), False
 
     def forward(self, input: Any) -> Any:
-        """Return the sum over ranks. input: (…, own features), or all if input_is_parallel is
-        False."""
+        """Return the sum over ranks.
+
+        Args:
+            input: The input (…, own features), or all features if input_is_parallel is False.
+
+        Raises:
+            ConfigError: For an input of a different width.
+            CommError: If an exchange among the ranks fails.
+        """
         self.axis.enter.end_drawing()
         if not self.entry.input_is_parallel:
             self._check(input, self.in_features, "all input features")

@@ -32,16 +32,32 @@ def vocab_parallel_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Return -log softmax at the target class. It is equal on all ranks, none of which has all
-    scores.
+    """Return -log softmax at the target class, although no rank has all scores.
 
-    input: (…, own classes), unnormalised, as a Column layer leaves them; target: integers (…), the
-    same on all ranks. mesh: as parallelize() takes it. num_classes: of all ranks, cut as a Column
-    layer cuts; None: the ranks tell each other how many they have, which is one exchange more. The
-    rest as nn.functional.cross_entropy. The ranks exchange four numbers for each target.
+    The result is equal on all ranks. They exchange four numbers for each target.
 
-    Raises ConfigError for another number of own classes or another shape of targets, and for whole
-    scores where num_classes does not tell; ValueError for targets that are no class.
+    Args:
+        input: Unnormalised scores (…, own classes), as a Column layer leaves them.
+        target: Integers (…), the same on all ranks.
+        mesh: The ranks, as parallelize() takes them.
+        num_classes: The number of classes of all ranks, cut as a Column layer cuts; None: the ranks
+            exchange how many they have, which is one exchange more.
+        ignore_index: The target that does not count.
+        reduction: "mean", "sum" or "none".
+        label_smoothing: As nn.functional.cross_entropy.
+
+    Raises:
+        ConfigError: For a different number of own classes or a different shape of targets, and for
+            whole scores where num_classes does not tell.
+        ValueError: For targets that are no class, and for an unknown reduction.
+        CommError: If an exchange among the ranks fails.
+
+    Example:
+        ```python
+        scores = head(hidden)  # a Column layer: (batch, length, own classes)
+        loss = tr.vocab_parallel_cross_entropy(scores, target, mesh, num_classes=32000)
+        loss.backward()
+        ```
     """
     if reduction not in _REDUCTIONS:
         raise ValueError(f"reduction is one of {', '.join(_REDUCTIONS)}, not {reduction!r}")

@@ -13,8 +13,16 @@ from torsh_runtime.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A Linear layer whose output features are cut: each rank computes some of them; or an
-    Embedding whose columns are, as biases by head."""
+    """Cuts a Linear layer by output features, of which each rank computes some.
+
+    It also cuts an Embedding by columns, as biases by head.
+
+    Example:
+        ```python
+        plan = {"mlp.up": tr.Column(), "mlp.down": tr.Row()}
+        tr.parallelize(model, mesh, plan)
+        ```
+    """
 
     gather_output: bool = False
     """Give all ranks all outputs."""
@@ -38,7 +46,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A Linear layer whose input features are cut, as the Column layer before it left them."""
+    """Cuts a Linear layer by input features, as the Column layer before it left them.
+
+    Example:
+        ```python
+        plan = {"mlp.up": tr.Column(), "mlp.down": tr.Row()}
+        tr.parallelize(model, mesh, plan)
+        ```
+    """
 
     input_is_parallel: bool = True
     """Expect an input that has only this rank's features."""
@@ -54,7 +69,13 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """An Embedding whose rows are cut."""
+    """Cuts an Embedding by rows.
+
+    Example:
+        ```python
+        tr.parallelize(model, mesh, {"embed_tokens": tr.Vocabulary()})
+        ```
+    """
 
     sequence_dim: int | None = None
     """Dimension of the sequence, like Row's."""
@@ -62,7 +83,13 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A MultiheadAttention whose heads are cut."""
+    """Cuts a MultiheadAttention by heads.
+
+    Example:
+        ```python
+        tr.parallelize(model, mesh, {"layers.*.self_attn": tr.Attention()})
+        ```
+    """
 
     sequence_dim: int | None = None
     """The dimension of inputs and output of which each rank has an equal part."""
@@ -70,8 +97,15 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A transformer's layer, with its attention and its MLP: nn.TransformerBlock, or torch's
-    TransformerEncoderLayer or TransformerDecoderLayer."""
+    """Cuts a transformer's layer, with its attention and its MLP.
+
+    It is for nn.TransformerBlock, and torch's TransformerEncoderLayer or TransformerDecoderLayer.
+
+    Example:
+        ```python
+        tr.parallelize(model, mesh, {"layers.*": tr.Block()})
+        ```
+    """
 
     sequence_dim: int | None = None
     """The dimension of input and output of which each rank has an equal part."""
@@ -79,9 +113,17 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A module that is given a part of what it is for, and does the same to each token, as norms
-    and dropout do; or an Embedding of which each rank gets a part of the results, as those of
-    positions. All ranks have its parameters, of which gradients are summed."""
+    """Gives a module that does the same to each token, as norms and dropout do, a part of its
+    input.
+
+    It is also for an Embedding of which each rank gets a part of the results, as those of
+    positions. All ranks have its parameters, of which gradients are summed.
+
+    Example:
+        ```python
+        tr.parallelize(model, mesh, {"norm": tr.Part(dim=1), "head": tr.Column(sequence_dim=1)})
+        ```
+    """
 
     dim: int
     """Dimension of which each rank has its part. The dimension that is normalised is whole."""
@@ -93,8 +135,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A module or a parameter that all ranks have and each uses in its own way, such as a norm of
-    its own heads: gradients are summed."""
+    """Marks a module or a parameter that all ranks have and each uses in its own way.
+
+    An example is a norm of a rank's own heads. Gradients are summed.
+
+    Example:
+        ```python
+        plan = {"attn.qkv": tr.Column(unit=64), "attn.q_norm": tr.Shared()}
+        ```
+    """
 
     divided: bool = False
     """Divide the parameter by the number of ranks, because each rank adds it to a sum over all
@@ -103,9 +152,16 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A parameter of which each rank has a part, of a module whose forward() takes it as it is."""
+    """Cuts a parameter, of a module whose forward() takes it as it is.
+
+    Example:
+        ```python
+        plan = {"experts": tr.Summed(), "experts.up": tr.Cut(1), "experts.down": tr.Cut(2)}
+        ```
+    """
 
     dim: int = 0
+    """The dimension of which each rank has a part."""
     unit: int = 1
     """Indices that stay together."""
     sections: tuple[int, ...] = ()
@@ -116,9 +172,16 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """A module of any kind which on each rank computes a part of a sum, as experts whose inner
-    features are cut: its inputs are the same on all ranks, and all get the sum. The plan says of
-    each of its parameters whether it is Cut() or Shared()."""
+    """Marks a module of any kind which on each rank computes a part of a sum.
+
+    An example is experts whose inner features are cut. Its inputs are the same on all ranks, and
+    all get the sum. The plan says of each of its parameters whether it is Cut() or Shared().
+
+    Example:
+        ```python
+        plan = {"experts": tr.Summed(), "experts.up": tr.Cut(1), "experts.down": tr.Cut(2)}
+        ```
+    """
 
     sequence_dim: int | None = None
     """The dimension of inputs and of the output of which each rank has an equal part."""
@@ -129,15 +192,21 @@ class Summed:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """An attention module of any kind, whose heads are cut by the entries of its layers: what it
-    counts heads by, and what it is given for all of them.
+    """Adapts an attention module of any kind, whose heads are cut by the entries of its layers.
 
-    An attribute is named as `num_heads`, or `config.num_heads`.
+    It says what the module counts heads by, and what it is given for all of them. An attribute is
+    named as `num_heads`, or `config.num_heads`.
+
+    Example:
+        ```python
+        plan = {"attn": tr.Heads(16, cut=("num_heads",)), "attn.q": tr.Column(unit=64)}
+        ```
     """
 
     query_heads: int
+    """The number of heads of queries, on all ranks together."""
     key_value_heads: int | None = None
-    """None: as many."""
+    """The number of heads of keys and values; None: as many."""
     cut: tuple[str, ...] = ()
     """Attributes with the number of heads of queries, or a multiple, as of their features."""
     key_value_cut: tuple[str, ...] = ()
@@ -155,28 +224,50 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Scatter:
-    """A module whose first input all ranks have, and of which each takes its equal part, as the
-    first block before which there is no other layer of the plan."""
+    """Marks a module whose first input all ranks have, and of which each takes its equal part.
+
+    An example is the first block, before which there is no other layer of the plan.
+
+    Example:
+        ```python
+        plan = {"blocks.0": tr.Scatter(dim=1)}
+        ```
+    """
 
     dim: int
+    """The dimension of the input that is divided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A module of any kind whose first input is a part of a sequence, and which computes with the
-    whole of it on all ranks, as a router whose loss is of all tokens, with its experts: that input
-    is gathered, and of the first output each rank takes its part."""
+    """Marks a module of any kind that gets a part of a sequence and computes with the whole of it.
+
+    That input, its first, is gathered on all ranks, and of the first output each rank takes its
+    part. An example is a router whose loss is of all tokens, with its experts.
+
+    Example:
+        ```python
+        plan = {"blocks.*.moe": tr.Whole(dim=1)}
+        ```
+    """
 
     dim: int
+    """The dimension of the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A module whose forward() takes tokens (tokens, features), the experts of each (tokens, top_k)
-    and their weights, and gives the weighted sums of what these experts make of the tokens. Each
-    rank along the mesh's axis "ep" has some experts, and tokens go to where theirs are.
+    """Gives each rank along the mesh's axis "ep" some experts; tokens go to where theirs are.
 
-    The first dimension of all its parameters is that of experts."""
+    It is for a module whose forward() takes tokens (tokens, features), the experts of each (tokens,
+    top_k) and their weights, and returns the weighted sums of what these experts make of the
+    tokens. The first dimension of all its parameters is that of experts.
+
+    Example:
+        ```python
+        tr.parallelize(model, mesh, {"blocks.*.moe.experts": tr.Experts()})
+        ```
+    """
 
     counts: tuple[str, ...] = ("num_experts",)
     """Attributes with the number of experts, which become this rank's."""

@@ -10,12 +10,9 @@ import numpy as np
 
 from torsh_runtime.layout import TensorLayout
 from torsh_runtime.parallel.clipping import clip_grad_norm_
-from torsh_runtime.parallel.verification.batches import Share
-from torsh_runtime.parallel.verification.comparing import Pair, close, scale_of
-from torsh_runtime.parallel.verification.difference import Kind
-from torsh_runtime.parallel.verification.placing import Part, places, within
-from torsh_runtime.parallel.verification.recording import Key, Parts, Recording
-from torsh_runtime.parallel.verification.spreading import Spread, taken
+from torsh_runtime.parallel.verification.difference import Kind, Pair, close, scale_of
+from torsh_runtime.parallel.verification.placing import Part, Share, places, within
+from torsh_runtime.parallel.verification.recording import Key, Parts, Recording, Spread, taken
 
 Norm = Callable[[Any], float]
 _ORDER: tuple[Kind, ...] = (

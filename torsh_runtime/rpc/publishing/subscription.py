@@ -1,4 +1,4 @@
-"""A reader's end: the versions that are published under a name, by any writer."""
+"""Provides a reader's end: the versions that are published under a name, by any writer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,26 @@ from torsh_runtime.rpc.publishing.weights import Weights
 
 
 class Subscription:
-    """The result of tr.rpc.subscribe(). It costs the writer nothing until a version is held, and
-    nothing has to be closed."""
+    """Represents the result of tr.rpc.subscribe().
+
+    It costs the writer nothing until a version is held, and nothing has to be closed.
+
+    Example:
+        ```python
+        policy = tr.rpc.subscribe("policy")
+        with policy.latest() as weights:
+            weights.copy_to(model)
+        ```
+    """
 
     def __init__(self, name: str, peers: Peers, number: int) -> None:
-        """Create the subscription. `number` is its number among those of this worker."""
+        """Create the subscription; use tr.rpc.subscribe().
+
+        Args:
+            name: The name that is subscribed to.
+            peers: The workers.
+            number: The subscription's number among those of this worker.
+        """
         self._name, self._peers, self._number = name, peers, number
         self._registry = Registry(peers.store)
         self._lock = threading.Lock()
@@ -41,22 +56,45 @@ class Subscription:
         return self._version
 
     def latest(self, timeout: float | None = None) -> Weights:
-        """Return the newest version that there is now. Waits for the first one.
+        """Return the newest version that there is now. Wait for the first one.
 
         The last version of a writer that has ended is still available within its node, to
-        subscriptions that have had it already. Raises CommTimeout if nothing is published within
-        `timeout` seconds (0: no limit; by default that of calls), PeerLost naming the writer if it
-        has ended and its last version is lost.
+        subscriptions that have had it already.
+
+        Args:
+            timeout: Seconds, 0 for no limit; None is that of calls.
+
+        Raises:
+            CommTimeout: If nothing is published in time.
+            PeerLost: If the writer has ended and its last version is lost; it names the writer.
+
+        Example:
+            ```python
+            with policy.latest() as weights:
+                weights.copy_to(model)
+            ```
         """
         return self._get(0, f"latest({self._name!r})", timeout)
 
     def wait(self, version: int | None = None, timeout: float | None = None) -> Weights:
-        """Wait for a later version than this one, by default than the last that this subscription
-        has returned, and return the newest.
+        """Wait for a later version than `version`, and return the newest.
 
-        Raises PeerLost naming the writer as soon as it has ended or publishes no more. Call it
-        again to wait for another writer of the same name, whose versions have higher numbers.
-        Raises CommTimeout if there is none within `timeout` seconds, as in latest().
+        Args:
+            version: The number of a version; None is the last that this subscription has returned.
+            timeout: Seconds, 0 for no limit; None is that of calls.
+
+        Raises:
+            PeerLost: As soon as the writer has ended or publishes no more; it names the writer.
+                Call it again to wait for another writer of the same name, whose versions have
+                higher numbers.
+            CommTimeout: If there is none in time.
+
+        Example:
+            ```python
+            while True:
+                with policy.wait(timeout=0) as weights:
+                    weights.copy_to(model)
+            ```
         """
         after = self._version if version is None else version
         return self._get(after, f"wait({self._name!r})", timeout)

@@ -1,4 +1,4 @@
-"""A version of published weights, as a reader sees it."""
+"""Presents a version of published weights to a reader."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torsh_runtime.rpc.publishing.versions import Version, host_framework
 
 
 class Weights(Mapping[str, Any]):
-    """The state that was published, as a mapping whose arrays are to be read only.
+    """Maps names to the arrays and values of a state that was published; they are read only.
 
     Within the writer's node the arrays are views of its memory, which nobody copies. numpy refuses
     to write to them. Tensors of torch can be written to, which only this process sees, and only
@@ -26,9 +26,21 @@ class Weights(Mapping[str, Any]):
     A version is held, and its memory not used again, until close() is called or a `with` block ends
     and none of its arrays is left. Hold versions briefly: each one that is held costs the writer as
     much memory, and once readers hold most of its slots it waits for them.
+
+    Example:
+        ```python
+        with tr.rpc.subscribe("policy").latest() as weights:
+            print(weights.version, list(weights))
+            weights.copy_to(model)
+        ```
     """
 
     def __init__(self, version: Version) -> None:
+        """Present a version; use Subscription.latest() or wait().
+
+        Args:
+            version: The version.
+        """
         self._version: Version | None = version
         self._number = version.number
         self._nodes = {decode(key, None, version): node for key, node in items(version.tree)}
@@ -69,10 +81,22 @@ class Weights(Mapping[str, Any]):
         return f"<Weights: version {self._number} of {len(self)} entries>"
 
     def piece(self, name: str, piece: Piece) -> Any:
-        """Return only this piece of an array, such as TensorLayout.piece() gives it: a view where
-        its elements are contiguous, else a copy. In nested dicts the name is "encoder/weight".
+        """Return only this piece of an array: a view if its elements are contiguous, else a copy.
 
-        Raises CheckpointError for an array that was not published or has another shape.
+        Args:
+            name: The array's name; in nested dicts it is "encoder/weight".
+            piece: The piece, such as TensorLayout.piece() returns it.
+
+        Raises:
+            CheckpointError: For an array that was not published or does not have the piece's shape,
+                and after close().
+
+        Example:
+            ```python
+            layout = tr.TensorLayout((8, 4), (("tp", 2, tr.Shard(0)),))
+            with policy.latest() as weights:
+                own = np.array(weights.piece("layer/weight", layout.piece({"tp": 1})))
+            ```
         """
         version = self._held()
         shape = version.kind(f"{ROOT}/{name}")[1]
@@ -87,14 +111,24 @@ class Weights(Mapping[str, Any]):
     def copy_to(self, target: Any, mesh: DeviceMesh | None = None) -> None:
         """Copy what the target has into it, in place.
 
-        target: a model, wrapped or not, of torch or of tr.nn, which gets the pieces that this rank
-        has of its parameters, and its persistent buffers; or a dict, nested as the state is, of
-        arrays and tensors of any device, of ShardedTensors, which get their pieces, of models, and
-        of other values, which are replaced. Floating point numbers are cast. What else was
-        published is left out. mesh: what the model's layouts are on, if they are.
+        Floating point numbers are cast. What else was published is left out.
 
-        CheckpointError for what was not published, or in another shape or dtype, before anything
-        is changed.
+        Args:
+            target: A model, wrapped or not, of torch or of tr.nn, which gets the pieces that this
+                rank has of its parameters, and its persistent buffers; or a dict, nested as the
+                state is, of arrays and tensors of any device, of ShardedTensors, which get their
+                pieces, of models, and of other values, which are replaced.
+            mesh: The mesh of the model's layouts, if it has any.
+
+        Raises:
+            CheckpointError: For what was not published, or has a different shape or dtype, before
+                anything is changed, and after close().
+
+        Example:
+            ```python
+            with policy.latest() as weights:
+                weights.copy_to(model)
+            ```
         """
         version = self._held()
         noted = NotedReads(version)
@@ -104,8 +138,11 @@ class Weights(Mapping[str, Any]):
             each()
 
     def close(self) -> None:
-        """Release the version; nothing further can be read. Arrays that were taken out of it stay
-        as they are, and the version is held until they are gone."""
+        """Release the version; nothing further can be read.
+
+        Arrays that were taken out of it stay as they are, and the version is held until they are
+        gone.
+        """
         self._made.clear()
         version, self._version = self._version, None
         if version is not None:
@@ -121,8 +158,9 @@ class Weights(Mapping[str, Any]):
 
 
 class _Views:
-    """A version in the form that decode() reads: whole arrays of the frameworks that are
-    installed."""
+    """Presents a version in the form that decode() reads: whole arrays of the installed
+    frameworks.
+    """
 
     def __init__(self, version: Version) -> None:
         self._version = version

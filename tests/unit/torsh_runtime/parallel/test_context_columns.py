@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torsh_runtime.parallel.context.columns import Columns
-from torsh_runtime.parallel.context.kernels import Kernel, Products
-from torsh_runtime.parallel.context.merging import cast
+from torsh_runtime.parallel.context.kernels import Columns, Kernel, Products, cast
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
 HEADS, SIZE, SCALE = 4, 8, 0.3

@@ -7,9 +7,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from torsh_runtime.parallel.context.bands import Runs, Sight, banded_tasks, needed
-from torsh_runtime.parallel.context.chunks import chunks, lengths, seen
-from torsh_runtime.parallel.context.tasks import Documents, Task, tasks
+from torsh_runtime.parallel.context.sequence import (
+    Documents,
+    Runs,
+    Sight,
+    Task,
+    banded_tasks,
+    chunks,
+    lengths,
+    needed,
+    seen,
+    tasks,
+)
 from torsh_runtime.parallel.dispatch.routing import Assignment, Exchange, highest, reverse
 
 LENGTH = 23

@@ -7,10 +7,16 @@ import pytest
 
 from torsh_runtime import nn
 from torsh_runtime.layout import Shard, TensorLayout
-from torsh_runtime.parallel.verification.comparing import Held, Pair, tolerance_of, why
-from torsh_runtime.parallel.verification.difference import Difference, Verification
-from torsh_runtime.parallel.verification.microbatches import dealt
+from torsh_runtime.parallel.verification.difference import (
+    Difference,
+    Held,
+    Pair,
+    Verification,
+    tolerance_of,
+    why,
+)
 from torsh_runtime.parallel.verification.placing import DataCut, Part, places
+from torsh_runtime.parallel.verification.verifying import dealt
 
 PART = np.array([1.0, -2.0, 3.0])
 ALONG = {"dp": [0, 2], "tp": [0, 1]}

@@ -32,6 +32,7 @@ RingStream::RingStream(RingMemory& out, RingMemory& in, std::size_t capacity, Wa
     : out_(out), in_(in), capacity_(capacity), own_(own), peer_(peer) {}
 
 std::size_t RingStream::write(std::span<const std::byte> first, std::span<const std::byte> second) {
+  return_to_start(first.size() + second.size());
   std::size_t taken = append(first);
   if (taken == first.size()) taken += append(second);
   if (taken == 0) return 0;
@@ -39,6 +40,15 @@ std::size_t RingStream::write(std::span<const std::byte> first, std::span<const 
   out_.written.bytes.store(written_, std::memory_order_release);
   own_.wake(peer_);
   return taken;
+}
+
+// The reader has read all there was, so the bytes up to the ring's end are skipped.
+void RingStream::return_to_start(std::size_t bytes) {
+  const std::size_t at = written_ & (capacity_ - 1);
+  if (at == 0 || at + std::min(bytes, capacity_) <= warm_bytes || free_bytes(capacity_) != capacity_) return;
+  written_ += capacity_ - at;
+  start_ = out_taken_ = written_;
+  out_.written.start.store(start_, std::memory_order_relaxed);
 }
 
 // Publishes full steps only; the caller publishes the rest.
@@ -72,14 +82,20 @@ std::size_t RingStream::read(std::span<std::byte> room) {
 }
 
 std::size_t RingStream::free_bytes(std::size_t wanted) {
-  if (capacity_ - (written_ - out_taken_) < wanted) out_taken_ = out_.taken.bytes.load(std::memory_order_acquire);
+  if (capacity_ - (written_ - out_taken_) < wanted) {
+    out_taken_ = std::max(start_, out_.taken.bytes.load(std::memory_order_acquire));
+  }
   const std::uint64_t waiting = written_ - out_taken_;
   if (waiting > capacity_) throw StreamEnded("the ring in shared memory was overwritten");
   return capacity_ - waiting;
 }
 
 std::size_t RingStream::waiting_bytes(std::size_t wanted) {
-  if (in_written_ - taken_ < wanted) in_written_ = in_.written.bytes.load(std::memory_order_acquire);
+  if (in_written_ - taken_ < wanted) {
+    in_written_ = in_.written.bytes.load(std::memory_order_acquire);
+    // An empty ring's start may be newer than what was loaded; that of one with bytes is not, as its writer waits.
+    if (in_written_ != taken_) taken_ = std::max(taken_, in_.written.start.load(std::memory_order_relaxed));
+  }
   const std::uint64_t waiting = in_written_ - taken_;
   if (waiting > capacity_) throw StreamEnded("the ring in shared memory was overwritten");
   return waiting;

@@ -1,0 +1,368 @@
+"""Prepares a model for sharding: checks it, finds the ranks, and makes its units.
+
+What would misuse a sharded model afterwards is refused by guard().
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from functools import partial
+from typing import Any, NoReturn
+
+from torsh_runtime.backends.native.host_info import node_here
+from torsh_runtime.comm.agreement import texts_of_all
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.subgroups import split_group
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import Framework, Module, framework_of
+from torsh_runtime.framework.models import (
+    all_parameters,
+    around_forward,
+    cast_inputs,
+    common_memory,
+    is_meta,
+    kind_of,
+    own_initialiser,
+)
+from torsh_runtime.framework.parts import Part
+from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.fsdp.config import (
+    FsdpConfig,
+    Parameters,
+    ShardingStrategy,
+    is_within,
+    precision_of,
+    units_of,
+)
+from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, MemoryAccounting, StorageStrategy
+from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
+from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
+from torsh_runtime.parallel.fsdp.storage import (
+    CommonStorage,
+    GatheredStorage,
+    Nodes,
+    NodeStorage,
+    ReplicatedStorage,
+)
+from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.layouts import layouts_of
+from torsh_runtime.parallel.parts_of_state import refusing
+from torsh_runtime.parallel.replicas import Replicas
+
+
+def groups_of(given: Any, strategy: object) -> tuple[Any, Any]:
+    """Return the ranks to shard over, and the replicas or None if the strategy has none: groups,
+    or parts of a mesh. Raises ConfigError if `given` has no such groups."""
+    if strategy is not ShardingStrategy.HYBRID_SHARD:
+        return given, None
+    if isinstance(given, DeviceMesh) and len(given.mesh_dim_names) == 2:
+        replicas, shards = given.mesh_dim_names
+        return given[shards], given[replicas]
+    if isinstance(given, tuple | list) and len(given) == 2:
+        return given[0], given[1]
+    if given is None:
+        return _by_node(group_of(None))
+    raise ConfigError(
+        "sharding_strategy 'hybrid' takes process_group=(those to shard over, those with the same "
+        "part), or a DeviceMesh of two axes, replicas first; None shards in each node"
+    )
+
+
+def nodes_of(group: ProcessGroup) -> Nodes | None:
+    """Return the group's nodes if there are several with equally many ranks each, and more than
+    one; else None, on all ranks."""
+    if group.is_in_node or group.world_size == 1:
+        return None
+    members = _members(group)
+    sizes = {len(each) for each in members}
+    if len(members) < 2 or len(sizes) > 1 or sizes == {1}:
+        return None
+    here, likes = _split(group, members)
+    return Nodes(here, likes, members) if here.is_in_node else None
+
+
+def _by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
+    members = _members(group)
+    if len({len(each) for each in members}) > 1:
+        raise ConfigError(
+            f"sharding_strategy 'hybrid' shards in each node, and nodes have unequal numbers of "
+            f"ranks, {', '.join(str(len(each)) for each in members)}: pass process_group"
+        )
+    return _split(group, members)
+
+
+def _members(group: ProcessGroup) -> list[list[int]]:
+    """Return the ranks of each node."""
+    nodes: dict[str, list[int]] = {}
+    for rank, node in enumerate(texts_of_all(group, repr(node_here()))):
+        nodes.setdefault(node, []).append(rank)
+    return [*nodes.values()]
+
+
+def _split(group: ProcessGroup, members: list[list[int]]) -> tuple[ProcessGroup, ProcessGroup]:
+    """Return the group of this rank's node, and that of the ranks with its place in each node."""
+    likes = [list(each) for each in zip(*members, strict=True)]
+    here, like = (split_group(group, parts) for parts in (members, likes))
+    return group_of(here), group_of(like)
+
+
+def check_parameters(model: Module, config: FsdpConfig) -> None:
+    """Raise ConfigError for a model without parameters, or with some that cannot be sharded as
+    the config says."""
+    framework, named = framework_of(model), all_parameters(model)
+    if not named:
+        raise ConfigError("the model has no parameters: there is nothing to shard")
+    for dtype in config.mixed_precision.dtypes():
+        framework.dtype(dtype)
+    devices = {kind_of(each)[1] for _, each in named}
+    if config.offloads and not devices <= {"cpu", "meta"}:
+        raise ConfigError(
+            f"cpu_offload keeps what a rank has of a model where that is, which is on "
+            f"{', '.join(sorted(devices))}: moving it from there is not supported, leave it out"
+        )
+    sparse = [
+        name for name, each in model.named_modules() if framework.gives_sparse_gradients(each)
+    ]
+    if sparse:
+        raise ConfigError(
+            f"{sparse[0]!r} gives sparse gradients, which are not sharded: make it with "
+            f"sparse=False, or use DistributedDataParallel, which averages them"
+        )
+
+
+def check_inner(
+    model: Module,
+    ranks: Iterable[int],
+    inner: dict[str, tuple[int, ...]],
+    sharded: Set[int],
+) -> None:
+    """Raise ConfigError if parts are sharded already over other ranks, or share a parameter with
+    a part that is. inner: the ranks of those parts by their paths. sharded: id() of their
+    parameters."""
+    for path, others in inner.items():
+        if others != tuple(ranks):
+            raise ConfigError(
+                f"{path!r} in the model is sharded over other ranks: give all wrappers of a "
+                f"model the same process_group"
+            )
+    for name, module in model.named_modules():
+        own = {id(parameter) for _, parameter in module.named_parameters(recurse=False)}
+        if own & sharded and not _is_within_any(name, inner):
+            raise ConfigError(
+                f"{name!r} has a parameter of a part that is sharded already: wrap what shares "
+                f"parameters together, or the whole model only"
+            )
+
+
+def check_no_mesh(model: Module) -> None:
+    """Raise ConfigError for a model that is sharded over a mesh as well."""
+    found = layouts_of(model).items()
+    name, axes = next(((n, each.sharded()) for n, each in found if each.sharded()), ("", ()))
+    if axes:
+        raise ConfigError(
+            f"{name!r} is sharded over the axes {', '.join(axes)} of a mesh as well: call "
+            f"tr.clip_grad_norm_(model, max_norm, mesh)"
+        )
+
+
+def _is_within_any(name: str, paths: Collection[str]) -> bool:
+    return any(is_within(name, path) for path in paths)
+
+
+class Initialiser:
+    """Gives modules memory and values when they are needed, each once."""
+
+    def __init__(self, model: Module, initialise: Callable[[Any], object] | None) -> None:
+        self._framework, self._initialise = framework_of(model), initialise
+        self._left = [each for each in model.named_modules() if is_meta(each[1])]
+
+    def check(self) -> None:
+        """Raise ConfigError for modules on the meta device that nothing can initialise."""
+        if self._initialise is not None:
+            return
+        without = [repr(name) for name, m in self._left if own_initialiser(m) is None]
+        if without:
+            raise ConfigError(
+                f"module(s) {', '.join(without[:5])} are on the meta device and have no "
+                f"reset_parameters(): pass param_init_fn, which gives a module's tensors values"
+            )
+
+    def have(self, parameters: Sequence[Any]) -> bool:
+        """Initialize the modules of these parameters, if that is still to do. Return whether it
+        was for any."""
+        wanted = {id(parameter) for parameter in parameters}
+        found = [
+            named
+            for named in self._left
+            if wanted & {id(own) for _, own in named[1].named_parameters(recurse=False)}
+        ]
+        for named in found:
+            self._make(named)
+        return bool(found)
+
+    def have_all(self) -> None:
+        """Initialize all modules that are left."""
+        for named in [*self._left]:
+            self._make(named)
+
+    def _make(self, named: tuple[str, Any]) -> None:
+        self._left.remove(named)
+        module = named[1]
+        call = self._initialise or own_initialiser(module)
+        self._framework.materialise(module, lambda each: call(each) if call is not None else None)
+
+
+def outermost(units: Sequence[FSDPParamGroup]) -> list[FSDPParamGroup]:
+    """Return the units that are in no other one except the model's own, or the model's own if
+    there are no others."""
+    names = [unit.name for unit in units if unit.name]
+    inside = [
+        each
+        for each in units
+        if each.name and not any(is_within(each.name, name) and each.name != name for name in names)
+    ]
+    return inside or [*units]
+
+
+class UnitMaker:
+    """Makes the units of a model, whose values all ranks get from rank 0."""
+
+    def __init__(
+        self,
+        model: Module,
+        config: FsdpConfig,
+        over: Replicas,
+        copies: Replicas | None,
+        ledger: MemoryAccounting,
+    ) -> None:
+        """Create the maker. over: the ranks to shard over. copies: those that replicate this
+        rank's part."""
+        self._model, self._framework, self._config = model, framework_of(model), config
+        self._over, self._copies, self._group = over, copies, over.group
+        self._ledger = ledger
+        self._nodes: Nodes | None = None
+        self._initialiser = Initialiser(model, config.param_init_fn)
+
+    def check(self, inner: dict[str, tuple[int, ...]], sharded: Set[int]) -> None:
+        """Raise ConfigError for a model that cannot be sharded. inner: the ranks of parts that are
+        sharded already, by their paths. sharded: id() of their parameters."""
+        check_parameters(self._model, self._config)
+        check_inner(self._model, self._group.ranks, inner, sharded)
+        self._initialiser.check()
+
+    def units(self, sharded: Set[int]) -> list[FSDPParamGroup]:
+        """Make the units. sharded: id() of parameters that have units already. All ranks call
+        it."""
+        if self._config.sharding_strategy is not ShardingStrategy.NO_SHARD:
+            self._nodes = nodes_of(self._group)
+        found = units_of(self._model, self._config.auto_wrap_policy, self._over.size_of, sharded)
+        units = [self._unit(*each) for each in found]
+        self._initialiser.have_all()
+        self._send([buffer for _, buffer in self._model.named_buffers()])
+        return units
+
+    def _send(self, tensors: list[Any]) -> None:
+        for ranks in filter(None, (self._copies, self._over)):
+            ranks.send(0, tensors)
+
+    def _unit(self, name: str, module: Any, parameters: Parameters) -> FSDPParamGroup:
+        is_made = self._initialiser.have([parameter for _, parameter in parameters])
+        self._send([parameter for _, parameter in parameters])
+        kinds: dict[tuple[Any, ...], Parameters] = {}
+        for each in parameters:
+            kind = (*kind_of(each[1]), each[1].requires_grad)
+            ranks = [ranks.of(each[1]) for ranks in (self._over, self._copies) if ranks]
+            kinds.setdefault((*kind, *ranks), []).append(each)
+        size = sum(self._over.size_of(parameter) for _, parameter in parameters)
+        strategy = self._config.sharding_strategy
+        is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
+        laid = [self._laid(named, is_replicated) for named in kinds.values()]
+        keeps_whole = strategy is ShardingStrategy.SHARD_GRAD_OP
+        unit = FSDPParamGroup(name, module, self._framework, laid, is_replicated, keeps_whole)
+        if is_made:  # the next one may not fit where this one was
+            self._framework.let_go_of_freed()
+        return unit
+
+    def _laid(
+        self, named: Parameters, is_replicated: bool
+    ) -> tuple[FlatParameter, StorageStrategy]:
+        framework, group = self._framework, self._over.of(named[0][1])
+        dtype = kind_of(named[0][1])[0]
+        precision = precision_of(dtype, self._config.mixed_precision)
+        if is_replicated:
+            flat = FlatParameter(named, precision, 1, 0)
+            return flat, ReplicatedStorage(framework, flat, group, self._ledger)
+        flat = FlatParameter(named, precision, group.world_size, group.rank)
+        whole = None
+        if group is self._group or self._group.is_in_node:  # for all meet, or none
+            whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
+        if whole is not None:
+            return flat, CommonStorage(framework, flat, group, self._ledger, whole)
+        is_on_host = kind_of(flat.parameters[0])[1] == "cpu"
+        if self._nodes is not None and group is self._group and is_on_host:
+            return flat, NodeStorage(framework, flat, group, self._ledger, self._nodes)
+        return flat, GatheredStorage(framework, flat, group, self._ledger)
+
+
+def change_forward(framework: Framework, config: FsdpConfig, units: list[FSDPParamGroup]) -> None:
+    """Make units cast their inputs, and compute again in backward, if the config says so."""
+    mixed = config.mixed_precision
+    dtype = mixed.param_dtype if mixed.cast_forward_inputs else None
+    repeated = outermost(units) if config.activation_checkpointing else []
+    for unit in units:
+        if unit in repeated:
+            around_forward(unit.module, framework.checkpoint)
+        if dtype is not None:
+            around_forward(unit.module, partial(_called_with, framework, dtype))
+
+
+def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named: Any) -> Any:
+    inputs, named = cast_inputs(framework, (inputs, named), dtype)
+    return call(*inputs, **named)
+
+
+NO_COPIES = (
+    "a FullyShardedDataParallel and its modules are neither copied nor pickled, for a rank has "
+    "parts of them only: save state_dict() or use a tr.checkpoint.Checkpointer; for a second model "
+    "build it anew and wrap it; for averages of parameters keep copies of those that "
+    "model.parameters() has on each rank"
+)
+
+_CLIPPING = (
+    "model.clip_grad_norm_(max_norm), or tr.clip_grad_norm_(model, max_norm, mesh) on a mesh"
+)
+
+_STATE_OF_PARTS = (
+    "the state of a module within a FullyShardedDataParallel has this rank's parts of parameters, "
+    "which are not to be taken for whole ones: call state_dict() of the wrapper, on all ranks, as "
+    "in model.module.save_pretrained(path, state_dict=model.state_dict())"
+)
+
+
+class NoCopies:
+    """Makes copying and pickling raise ConfigError. Each unit's module holds one."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise ConfigError(NO_COPIES)
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(NO_COPIES)
+
+
+def guard(model: Module, passes: FSDPState) -> None:
+    """Refuse what would take parts of parameters for whole ones."""
+    framework, here = framework_of(model), weakref.ref(passes)  # which hooks do not keep alive
+
+    def is_whole() -> bool:
+        found = here()
+        return found is not None and found.is_outermost_summoned()
+
+    for unit in passes.units:
+        for flat, memory in unit.laid:
+            if not unit.is_replicated and memory.group.world_size > 1:
+                for name, each in zip(flat.names, flat.parameters, strict=True):
+                    framework.mark(each, Part(name, memory.group, None, _CLIPPING))
+        vars(unit.module)["_torsh_no_copies"] = NoCopies()
+        if not unit.is_replicated:
+            framework.on_state_dict(unit.module, refusing(_STATE_OF_PARTS, is_whole))
