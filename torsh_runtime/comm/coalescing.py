@@ -103,7 +103,7 @@ def all_gather_coalesced(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Copy rank r's i-th input into output_tensor_lists[r][i], for each r and i.
+    """Copy rank r's i-th input into `output_tensor_lists[r][i]`, for each r and i.
 
     Args:
         output_tensor_lists: A list for each rank, in order of rank, each with an array for each
