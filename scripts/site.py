@@ -19,6 +19,7 @@ from os.path import relpath
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "torsh_runtime"
 SOURCE = ROOT / "build" / "docs"
 SITE = ROOT / "build" / "site"
 
@@ -141,13 +142,23 @@ def copied(target: Path) -> Path:
     return copy
 
 
+def imported(path: Path) -> Iterator[tuple[str, str]]:
+    """Give each name that the file imports from torsh_runtime with the module that has it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torsh_runtime."):
+            for each in node.names:
+                yield each.asname or each.name, str(node.module).removeprefix("torsh_runtime.")
+
+
+def package_names(package: str) -> list[str]:
+    """Return the public names of a public package, sorted."""
+    names = {name for name, _ in imported(PACKAGE / package / "__init__.py")}
+    return sorted(name for name in names if not name.startswith("_"))
+
+
 def public_names() -> Iterator[tuple[str, str]]:
     """Give each public name of torsh_runtime with the module that has it."""
-    table = ast.parse((ROOT / "torsh_runtime" / "__init__.pyi").read_text())
-    for statement in table.body:
-        if isinstance(statement, ast.ImportFrom) and statement.module:
-            for each in statement.names:
-                yield each.name, statement.module.removeprefix("torsh_runtime.")
+    return imported(PACKAGE / "__init__.pyi")
 
 
 def page_of(module: str) -> str:
@@ -175,7 +186,11 @@ def reference_pages() -> Iterator[tuple[str, str]]:
         entries = "\n\n".join(f"::: torsh_runtime.{name}" for name in sorted(names[page]))
         yield page, f"# {title}\n\n{entries}\n"
     for package in PACKAGES:
-        yield package, f"# torsh_runtime.{package}\n\n::: torsh_runtime.{package}\n"
+        parts = "\n\n".join(
+            f"::: torsh_runtime.{package}.{name}" for name in package_names(package)
+        )
+        head = f"# torsh_runtime.{package}\n\n::: torsh_runtime.{package}\n    options:\n"
+        yield package, f"{head}      members: false\n      show_root_heading: false\n\n{parts}\n"
 
 
 def index_of(names: dict[str, list[str]]) -> str:
