@@ -205,7 +205,7 @@ class Round:
         keepers = [pid for pid, parent in tree.items() if parent == agent]
         if target == "keeper":
             return keepers
-        ours = [pid for pid, parent in tree.items() if parent in keepers and leads_session(pid)]
+        ours = [pid for pid, parent in tree.items() if parent in keepers and leads_group(pid)]
         return [pid for pid in ours if is_parked(pid) == (target == "standby")]
 
     def _of_workers(self) -> list[int]:
@@ -368,10 +368,10 @@ class Round:
         return subprocess.run(ps, capture_output=True, text=True).stdout.splitlines()
 
 
-def leads_session(pid: int) -> bool:
+def leads_group(pid: int) -> bool:
     """Whether it is a worker, or about to become one, and not what workers leave."""
     try:
-        return os.getsid(pid) == pid
+        return os.getpgid(pid) == pid
     except ProcessLookupError:
         return False
 

@@ -40,6 +40,24 @@ def test_each_worker_finds_its_place(torshrun: Launcher) -> None:
     ]
 
 
+@pytest.mark.parametrize("more", [(), ("--preload", "json")], ids=["started", "standbys"])
+def test_workers_share_a_session_if_they_are_more_than_the_cpus(
+    torshrun: Launcher, more: tuple[str, ...]
+) -> None:
+    script = torshrun.script("print(os.getsid(0), os.getpid(), os.getpgrp() == os.getpid())")
+    sessions = {}
+    for number in (1, len(os.sched_getaffinity(0)) + 1):
+        options = ("--nproc-per-node", str(number), "--log-line-prefix-template", "")
+        code, out, err = torshrun.run(*options, *more, script)
+        assert code == 0, err
+        facts = [line.split() for line in out.splitlines()]
+        assert all(leads_group == "True" for _, _, leads_group in facts)
+        sessions[number] = {(session, session == pid) for session, pid, _ in facts}
+    alone, shared = sessions.values()
+    assert [leads for _, leads in alone] == [True]
+    assert [leads for _, leads in shared] == [False]
+
+
 def test_workers_share_the_rounds_store(torshrun: Launcher) -> None:
     pytest.importorskip("torsh_runtime.store.client")
     script = torshrun.script(

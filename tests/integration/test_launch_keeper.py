@@ -98,7 +98,7 @@ def test_a_request_with_more_or_less_than_it_announces_is_refused(
     """One string more is what an environment variable would be injected by."""
     strings = [b"", b"/bin/touch", os.fsencode(tmp_path / "made"), b"A=b", b"INJECTED=x"]
     for argc, envc in ((2, 1), (2, 3), (1, 1), (0, 4), (4, 4)):
-        head = struct.pack("=5I", 10 * argc + envc, 0, argc, envc, 0)
+        head = struct.pack("=6I", 10 * argc + envc, 0, argc, envc, 0, 0)
         talk.keeper._send(b"S" + head + b"".join(text + b"\0" for text in strings))
     refused = talk.until(k.SpawnFailed, 5)
     assert {(r.errno, r.stage) for r in refused if isinstance(r, k.SpawnFailed)} == {
@@ -125,6 +125,14 @@ def test_a_worker_gets_a_clean_start(talk: Conversation) -> None:
     talk.spawn(0, [sys.executable, "-c", code], "/usr", ONLY="this", LC_CTYPE="C.UTF-8")
     (exited,) = talk.until(k.Exited)
     os.close(leaked)
+    assert isinstance(exited, k.Exited)
+    assert exited.status == 0
+
+
+def test_a_worker_may_share_the_keepers_session(talk: Conversation) -> None:
+    code = "import os; assert os.getsid(0) == os.getppid() and os.getpgid(0) == os.getpid()"
+    talk.spawn(0, [sys.executable, "-c", code], shares_session=True)
+    (exited,) = talk.until(k.Exited)
     assert isinstance(exited, k.Exited)
     assert exited.status == 0
 

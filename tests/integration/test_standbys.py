@@ -68,7 +68,7 @@ def test_workers_are_forks_and_know_no_better(torshrun: Launcher, preload: str) 
         '"""Trains."""\nfrom __future__ import annotations\nimport numpy\nimport os, random, sys\n'
         + FORKED
         + "print(__name__, sys.argv, os.getcwd(), 'TORSH_PARK' in os.environ, flush=True)\n"
-        "print(sys.path[0], 'torsh_standby' in sys.modules, os.getsid(0) == os.getpid())\n"
+        "print(sys.path[0], 'torsh_standby' in sys.modules, os.getpgrp() == os.getpid())\n"
         "print('drawn', random.random(), numpy.random.rand(), flush=True)\n"
         "print('read', repr(sys.stdin.read()), sorted(os.listdir('/proc/self/fd')), flush=True)\n",
     )

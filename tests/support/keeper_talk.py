@@ -24,9 +24,13 @@ class Conversation:
         cwd: str = "",
         cpus: Collection[int] = (),
         parked: bool = False,
+        shares_session: bool = False,
         **environ: str,
     ) -> None:
-        self.keeper.spawn(worker_id, argv, environ, cwd, (0, 1, 2), cpus, parked=parked)
+        self.keeper.spawn(
+            worker_id, argv, environ, cwd, (0, 1, 2), cpus,
+            parked=parked, shares_session=shares_session,
+        )  # fmt: skip
 
     def arm(self, seconds: float, counts_suspend: bool = False) -> None:
         clock = time.CLOCK_BOOTTIME if counts_suspend else time.CLOCK_MONOTONIC

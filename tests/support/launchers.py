@@ -29,7 +29,7 @@ rank, restart = (int(os.environ[name]) for name in ("RANK", "TORCHELASTIC_RESTAR
 facts = {
     "environ": dict(os.environ), "argv": sys.argv, "cwd": os.getcwd(), "path0": sys.path[0],
     "name": __name__, "file": os.path.abspath(__file__), "executable": sys.executable,
-    "unbuffered": sys.stdout.write_through, "leader": os.getsid(0) == os.getpid(),
+    "unbuffered": sys.stdout.write_through, "leader": os.getpgrp() == os.getpid(),
 }
 place = os.path.join(os.environ["PROBED"], f"{rank}.{restart}.json")
 with open(place + "~", "w") as file:

@@ -332,7 +332,7 @@ static void signal_workers(struct keeper *k, uint32_t id, int signo, bool group)
   for (size_t i = 0; i < k->worker_count; i++) {
     struct worker *w = &k->workers[i];
     if (w->id == ALL || (id == ALL ? w->parked : w->id != id)) continue;
-    if (!group || kill(-w->pid, signo) < 0) kill(w->pid, signo); /* no group before its setsid */
+    if (!group || kill(-w->pid, signo) < 0) kill(w->pid, signo); /* it has no group yet when it has just been forked */
   }
 }
 
@@ -342,7 +342,8 @@ static void launch_whole(struct keeper *k, const struct spawn_head *head,
                          const struct passed *passed, char *rest, bool parked) {
   char *cwd = rest + head->cpus_size;
   char **argv = split_strings(cwd + strlen(cwd) + 1, head->argc, head->envc);
-  struct start start = {passed, rest, head->cpus_size, cwd, argv, argv ? argv + head->argc + 1 : 0};
+  char **envp = argv ? argv + head->argc + 1 : 0;
+  struct start start = {passed, rest, head->cpus_size, cwd, argv, envp, head->shares_session != 0};
   if (argv) launch(k, head->id, &start, parked);
   else report_failed(k, head->id, ENOMEM, 'k');
   free(argv);

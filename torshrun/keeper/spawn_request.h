@@ -8,7 +8,7 @@
 #include "channel.h"
 
 struct spawn_head {
-  uint32_t id, fds, argc, envc, cpus_size;
+  uint32_t id, fds, argc, envc, cpus_size, shares_session;
 };
 
 /* Return whether the bytes from `at` to `end` are exactly `count` NUL-terminated strings. */

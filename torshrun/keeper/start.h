@@ -28,6 +28,7 @@ struct start {
   size_t cpus_size;            /* 0: those of the parent */
   const char *cwd;             /* empty: the parent's */
   char **argv, **envp;
+  bool shares_session; /* with the keeper; otherwise it begins one. It leads a group in any case */
 };
 
 /* Values that all new processes share. */
@@ -85,7 +86,8 @@ static int arrange_fds(const struct passed *passed, int report_fd) {
 static _Noreturn void become_worker(const struct start_facts *facts, const struct start *start,
                                     int report_fd) {
   sigset_t none;
-  setsid();
+  if (start->shares_session) setpgid(0, 0);
+  else setsid();
   for (int signo = 1; signo < NSIG; signo++) signal(signo, SIG_DFL);
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, NULL);

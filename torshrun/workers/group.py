@@ -333,7 +333,10 @@ class WorkerGroup:
         worker_id = next(self._ids)
         try:
             argv = followed(assignment.argv)
-            self.keeper.spawn(worker_id, argv, environ, "", fds, assignment.cpus)
+            self.keeper.spawn(
+                worker_id, argv, environ, "", fds, assignment.cpus,
+                shares_session=assignment.shares_session,
+            )  # fmt: skip
         finally:
             _close_all(ends)
         self._present[worker_id] = worker

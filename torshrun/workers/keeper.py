@@ -172,17 +172,20 @@ class Keeper:
         cpus: Collection[int] = (),
         *,
         parked: bool = False,
+        shares_session: bool = False,
     ) -> None:
         """Start a program; argv[0] is its path. Copies of `fds` become its descriptors 0, 1, 2, ..
         It may run on `cpus` only, if there are any. A `parked` one is no worker until take().
-        Answered by Spawned or SpawnFailed. Raises ConfigError for strings that no program can be
-        started with.
+        It leads a process group, and a session of its own unless it shares the keeper's. Answered
+        by Spawned or SpawnFailed. Raises ConfigError for strings that no program can be started
+        with.
         """
         pairs = encoded_environment(environ)
         words = [encoded("the working directory", cwd)]
         words += [encoded(f"argument {number}", word) for number, word in enumerate(argv)]
         mask = _cpu_mask(cpus)
-        head = struct.pack("=IIIII", worker_id, len(fds), len(argv), len(pairs), len(mask))
+        sizes = (len(fds), len(argv), len(pairs), len(mask))
+        head = struct.pack("=IIIIII", worker_id, *sizes, shares_session)
         self._send((b"P" if parked else b"S") + head + mask + b"".join(words + pairs), fds)
 
     def own(self, worker_id: int, pid: int, outer_pid: int) -> None:

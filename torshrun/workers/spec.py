@@ -46,6 +46,12 @@ class WorkerSpec:
     """Further variables of each local rank; they take precedence over its place."""
     cpus: tuple[CpuSet, ...]
     """The processors of each local rank; an empty set is no binding."""
+    shares_session: bool = False
+    """Whether all workers are in the keeper's session, because they are more than the processors.
+
+    Linux gives each session a share of the processors (sched(7), autogroups), so that a worker
+    which yields hands its turn to another one of its own session only.
+    """
     timer_file: str = ""
     """The pipe into which workers write torch's file timers; "" is none."""
     debugpy: Address | None = None
@@ -82,6 +88,7 @@ class WorkerSpec:
             environ=inherited,
             own_environ=_own_environ(config, inherited, [own or allowed for own in cpus], root),
             cpus=cpus,
+            shares_session=config.nproc_per_node > len(allowed),
         )
 
 
@@ -185,6 +192,8 @@ class Assignment:
     """The processors that it is bound to; empty is no binding."""
     folder: str
     """Directory of this worker for its output; only the agent writes there."""
+    shares_session: bool = False
+    """See WorkerSpec."""
 
 
 def assign(spec: WorkerSpec, first: WorkerEnv, folder: str) -> tuple[Assignment, ...]:
@@ -235,6 +244,7 @@ def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int
         environ={**spec.environ, **own},
         cpus=spec.cpus[local_rank],
         folder=f"{folder}/{local_rank}",
+        shares_session=spec.shares_session,
     )
 
 

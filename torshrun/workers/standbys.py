@@ -207,6 +207,7 @@ def _zygote(
         environ={**inherited, **own},
         told={**told, "place_variables": place},
         around=around,
+        shares_session=spec.shares_session,
     )
 
 

@@ -58,6 +58,8 @@ class Zygote:
     told: Mapping[str, Any]
     """Facts about what to import, and for whom: see startup/torsh_standby.py."""
     around: ZygoteServices
+    shares_session: bool = False
+    """See WorkerSpec: that of workers and so of standbys."""
 
     def __post_init__(self) -> None:
         self.state = machine.State()
@@ -201,7 +203,10 @@ class Zygote:
         ends = [nothing, streams[0].source.end, streams[-1].source.end]
         fds = (*ends, *around.inherited, process.end.fileno())
         try:
-            around.keeper.spawn(process.worker_id, self.argv, environ, "", fds, parked=True)
+            around.keeper.spawn(
+                process.worker_id, self.argv, environ, "", fds,
+                parked=True, shares_session=self.shares_session,
+            )  # fmt: skip
         finally:
             process.end.close()
             for end in set(ends):
@@ -221,7 +226,8 @@ class Zygote:
             self._feed(protocol.Failed(f"{error.strerror}"))
             return
         self._feed(protocol.Forking(parked.worker_id))
-        if not self._tell_process({"do": "fork"}, [parked.end.fileno()]):
+        request = {"do": "fork", "shares_session": self.shares_session}
+        if not self._tell_process(request, [parked.end.fileno()]):
             self._feed(protocol.Failed("the process that does hears nothing any more"))
         parked.end.close()
 

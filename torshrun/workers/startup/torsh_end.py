@@ -177,7 +177,7 @@ class EndNotes:
 
     def _is_own(self) -> bool:
         """Return whether this is the worker itself, and not a process that it has started."""
-        return os.getsid(0) == self._own
+        return os.getpgrp() == self._own
 
     def _write(self, line: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

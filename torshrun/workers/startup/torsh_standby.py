@@ -113,7 +113,7 @@ def serve(
             if fork_orphan():
                 agent.close()
                 agent = socket.socket(fileno=descriptors[0])
-                wait_for_parent(keeper)
+                wait_for_parent(keeper, request["shares_session"])
                 send(agent, {"pid": os.getpid()})
             else:
                 os.close(descriptors[0])
@@ -192,8 +192,10 @@ def reap(child: int) -> None:
         return
 
 
-def wait_for_parent(keeper: int) -> None:
+def wait_for_parent(keeper: int, shares_session: bool) -> None:
     """Wait until the keeper is the parent, and arrange that this process ends with it.
+
+    Lead a process group from now on, and a session unless this process shares the zygote's.
 
     End this process if another one is the parent after ADOPTION seconds.
     """
@@ -203,7 +205,10 @@ def wait_for_parent(keeper: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != keeper:
         os._exit(0)
-    os.setsid()
+    if shares_session:
+        os.setpgid(0, 0)
+    else:
+        os.setsid()
 
 
 # ---- to be taken
