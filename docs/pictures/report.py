@@ -22,7 +22,7 @@ def report() -> Picture:
         "report",
         "torshrun's report of a rank that hangs",
         "A terminal: torshrun says which rank the others wait for, where that rank is, that "
-        "it most likely failed first, and what to do.",
+        "it most likely failed first, and what to do. Lines that repeat this are left out.",
     )
     lines = [piece for line in shown(command_and_report()) for piece in wrapped(line)]
     picture.box((12, 12, 576, 44 + 18 * len(lines)), style="plain")
