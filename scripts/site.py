@@ -94,7 +94,8 @@ def add_version(version: str) -> None:
 def write_source() -> None:
     """Write the pages into build/docs."""
     shutil.rmtree(SOURCE, ignore_errors=True)
-    shutil.copytree(ROOT / "docs", SOURCE, ignore=shutil.ignore_patterns("man", "*.py", "*.txt"))
+    left_out = shutil.ignore_patterns("man", "*.py", "*.txt", "__pycache__")
+    shutil.copytree(ROOT / "docs", SOURCE, ignore=left_out)
     for page in [*SOURCE.rglob("*.md")]:
         origin = ROOT / "docs" / page.relative_to(SOURCE)
         page.write_text(with_copies(page.read_text(), origin, page))
