@@ -20,8 +20,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "torsh_runtime"
-SOURCE = ROOT / "build" / "docs"
-SITE = ROOT / "build" / "site"
 
 REFERENCE = {
     "collectives": ("Collectives", ("comm.",)),
@@ -49,98 +47,94 @@ GROUPS = ("comm.group", "comm.groups", "comm.subgroups", "comm.launched", "comm.
 """Modules of comm/ whose names are about process groups."""
 
 
+LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
+
+
 def main() -> int:
     """Build or serve the site as the command line says, and return the exit code."""
     parser = argparse.ArgumentParser(prog="scripts/docs", description=__doc__)
     parser.add_argument("command", nargs="?", choices=("build", "serve"), default="build")
-    parser.add_argument("--version", help="build into build/site/VERSION")
+    parser.add_argument("--version", default="", help="build into site/VERSION")
+    parser.add_argument("--into", type=Path, default=ROOT / "build", help="for docs/ and site/")
     given = parser.parse_args()
-    write_source()
-    if given.command == "serve":
-        return subprocess.run([*zensical(), "serve", "-f", str(configuration(""))]).returncode
-    folder = given.version or ""
-    code = subprocess.run(
-        [*zensical(), "build", "--clean", "--strict", "-f", str(configuration(folder))]
-    ).returncode
-    if code == 0 and folder:
-        add_version(folder)
+    site = Site(given.into.resolve())
+    site.write_source()
+    options = ["build", "--clean", "--strict"] if given.command == "build" else ["serve"]
+    zensical = Path(sys.executable).with_name("zensical")
+    code = subprocess.run([zensical, *options, "-f", site.configuration(given.version)]).returncode
+    if code == 0 and given.version:
+        site.add_version(given.version)
     return code
 
 
-def zensical() -> list[str]:
-    """Return the command of the site generator in this environment."""
-    return [str(Path(sys.executable).with_name("zensical"))]
+class Site:
+    """Writes what the generator needs into a folder, where it then makes the site."""
 
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._source = folder / "docs"
 
-def configuration(version: str) -> Path:
-    """Write the configuration for the source made here, into the folder of this version."""
-    text = (ROOT / "mkdocs.yml").read_text()
-    text = text.replace("site_dir: build/site", f"site_dir: {Path('site') / version}")
-    text = text.replace("paths: [.]", f"paths: [{json.dumps(str(ROOT))}]")
-    path = SOURCE.parent / "mkdocs.yml"
-    path.write_text(text)
-    return path
+    def configuration(self, version: str) -> Path:
+        """Write the configuration by which this version of the site is made."""
+        text = (ROOT / "mkdocs.yml").read_text()
+        text = text.replace("site_dir: build/site", f"site_dir: {Path('site') / version}")
+        path = self._folder / "mkdocs.yml"
+        path.write_text(text.replace("paths: [.]", f"paths: [{json.dumps(str(ROOT))}]"))
+        return path
 
+    def add_version(self, version: str) -> None:
+        """Add the version to those that the site's pages offer, newest first."""
+        path = self._folder / "site" / "versions.json"
+        listed = json.loads(path.read_text()) if path.is_file() else []
+        others = [each for each in listed if each["version"] != version]
+        listed = [{"version": version, "title": version, "aliases": []}, *others]
+        path.write_text(json.dumps(listed, indent=1))
 
-def add_version(version: str) -> None:
-    """Add the version to those that the site's pages offer, newest first."""
-    path = SITE / "versions.json"
-    listed = json.loads(path.read_text()) if path.is_file() else []
-    others = [each for each in listed if each["version"] != version]
-    listed = [{"version": version, "title": version, "aliases": []}, *others]
-    path.write_text(json.dumps(listed, indent=1))
+    def write_source(self) -> None:
+        """Write the pages."""
+        shutil.rmtree(self._source, ignore_errors=True)
+        left_out = shutil.ignore_patterns("man", "*.py", "*.txt", "__pycache__")
+        shutil.copytree(ROOT / "docs", self._source, ignore=left_out)
+        for page in [*self._source.rglob("*.md")]:
+            origin = ROOT / "docs" / page.relative_to(self._source)
+            page.write_text(self._linked(page.read_text(), origin, page))
+        (self._source / "reference").mkdir()
+        for name, text in reference_pages():
+            (self._source / "reference" / f"{name}.md").write_text(text)
 
+    def _linked(self, text: str, origin: Path, page: Path) -> str:
+        """Return the text with its links as they must be on this page of the site.
 
-def write_source() -> None:
-    """Write the pages into build/docs."""
-    shutil.rmtree(SOURCE, ignore_errors=True)
-    left_out = shutil.ignore_patterns("man", "*.py", "*.txt", "__pycache__")
-    shutil.copytree(ROOT / "docs", SOURCE, ignore=left_out)
-    for page in [*SOURCE.rglob("*.md")]:
-        origin = ROOT / "docs" / page.relative_to(SOURCE)
-        page.write_text(with_copies(page.read_text(), origin, page))
-    (SOURCE / "reference").mkdir(exist_ok=True)
-    for name, text in reference_pages():
-        (SOURCE / "reference" / f"{name}.md").write_text(text)
+        A link that leaves docs/ leads to a copy of the file, which is made here. One to a folder
+        leads nowhere, and becomes its text.
 
+        Raises:
+            SystemExit: The page links to a file that does not exist.
+        """
 
-LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
+        def link(match: re.Match[str]) -> str:
+            target = (origin.parent / match[2]).resolve()
+            if not (target.exists() or target.is_relative_to(ROOT / "docs" / "reference")):
+                sys.exit(f"{origin.relative_to(ROOT)} links to {match[2]}: there is no such file")
+            if target.is_dir():
+                return match[1]
+            return f"[{match[1]}]({relpath(self._copied(target), page.parent)}{match[3] or ''})"
 
+        return LINK.sub(link, text)
 
-def with_copies(text: str, origin: Path, page: Path) -> str:
-    """Return the text with its links as they must be on this page of the site.
-
-    A link that leaves docs/ leads to a copy of the file, which is made here; one to a folder leads
-    nowhere, and becomes the folder's name.
-
-    Raises:
-        SystemExit: A page links to a file that does not exist.
-    """
-
-    def link(match: re.Match[str]) -> str:
-        target = (origin.parent / match[2]).resolve()
-        if not (target.exists() or target.is_relative_to(ROOT / "docs" / "reference")):
-            sys.exit(f"{origin.relative_to(ROOT)} links to {match[2]}: there is no such file")
-        if target.is_dir():
-            return match[1]
-        return f"[{match[1]}]({relpath(copied(target), page.parent)}{match[3] or ''})"
-
-    return LINK.sub(link, text)
-
-
-def copied(target: Path) -> Path:
-    """Return where a file of the repository is in the source, after copying it if need be."""
-    if target.is_relative_to(ROOT / "docs"):
-        return SOURCE / target.relative_to(ROOT / "docs")
-    copy = SOURCE / "files" / target.relative_to(ROOT)
-    if target.suffix != ".md":
-        copy = copy.with_name(f"{copy.name}.txt")
-    if not copy.exists():
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.touch()
-        text = target.read_text()
-        copy.write_text(with_copies(text, target, copy) if target.suffix == ".md" else text)
-    return copy
+    def _copied(self, target: Path) -> Path:
+        """Return where a file of the repository is in the source, after copying it if need be."""
+        if target.is_relative_to(ROOT / "docs"):
+            return self._source / target.relative_to(ROOT / "docs")
+        copy = self._source / "files" / target.relative_to(ROOT)
+        if target.suffix != ".md":
+            copy = copy.with_name(f"{copy.name}.txt")
+        if not copy.exists():
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.touch()
+            text = target.read_text()
+            copy.write_text(self._linked(text, target, copy) if target.suffix == ".md" else text)
+        return copy
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:
