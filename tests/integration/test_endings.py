@@ -107,7 +107,7 @@ def test_what_was_handled_before_is_not_told_as_the_cause(torshrun: Launcher) ->
     ]
     message, code, wrong_log, at_exit, handled, at_once, killed = _reports(err)
     assert "  | quota used up\n  earlier in its stderr, an exception that it seems" in message
-    assert "It ended itself by sys.exit(), or SystemExit" in code
+    assert "It ended itself by sys.exit() or SystemExit" in code
     assert "\n  | lr must be positive\n" in wrong_log
     assert "  its traceback:\n" in at_exit
     assert at_exit.index("| ValueError: label out of range") < at_exit.index("| RuntimeError: bro")

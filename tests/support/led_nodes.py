@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from torshrun.rendezvous.actions import Decision
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.rows import Header, NodeRow
 from torshrun.rendezvous.settings import Settings
-from torshrun.rendezvous.state import Decision
 from torshrun.rendezvous.state import decide as decide_purely
 
 TTL = 10.0

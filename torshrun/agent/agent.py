@@ -32,7 +32,7 @@ from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
 from torshrun.signals import NOTICES, signal_name
 from torshrun.workers.commit_memory import CommitMemory
-from torshrun.workers.group import Worker, WorkerGroup
+from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
 from torshrun.workers.keeper_watchdog import KeeperWatchdog
 from torshrun.workers.leftovers import Stage, describe
@@ -40,6 +40,7 @@ from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
 from torshrun.workers.refused_start import why_refused
 from torshrun.workers.spec import WorkerSpec, assign
+from torshrun.workers.worker import Worker
 
 if TYPE_CHECKING:
     from torshrun.failure.root_cause import RootCause

@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING
 from torsh_runtime.events import Event
 from torshrun import exit_codes
 from torshrun.agent import machine, protocol
+from torshrun.agent.announcement_texts import (
+    dead_man,
+    end_of,
+    in_time,
+    keeper_death,
+    lost_nodes,
+    outlook,
+    unkillable,
+)
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous.base import JobOver, NodeAssignment, RoundClosing, Verdict
-from torshrun.signals import exit_code, signal_name
+from torshrun.signals import signal_name
 from torshrun.text import printable
-from torshrun.workers.group import Worker
 from torshrun.workers.keeper import Keeper
+from torshrun.workers.worker import Worker
 
 if TYPE_CHECKING:
     from torshrun.failure.exits import Exit
@@ -28,10 +37,6 @@ if TYPE_CHECKING:
     from torshrun.health.detector import Hang
     from torshrun.health.stacks import Stacks
 
-_LOST = (
-    "{} of its {} nodes did not stay to the end: srun, or what else has started their torshruns, "
-    "may end with their exit codes, 137 of one that was killed, although the job has succeeded"
-)
 COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
 
@@ -140,7 +145,7 @@ class Announcer:
                 if verdict.outcome == "succeeded" and not self._was_in_round:
                     self.say("no worker has run on this node: it was a spare until the end")
                 if verdict.outcome == "succeeded" and self._num_nodes < self._most_nodes:
-                    self.say(_LOST.format(self._most_nodes - self._num_nodes, self._most_nodes))
+                    self.say(lost_nodes(self._most_nodes - self._num_nodes, self._most_nodes))
             elif verdict.outcome == "lost" and verdict.reason:
                 self.start_failed(verdict.reason)
         elif not alone:
@@ -209,7 +214,7 @@ class Announcer:
             self._say(describe_standing(finding))
 
     def worker_exited(self, worker: Worker) -> None:
-        end = _end_of(worker.rank, worker.pid, worker.status, worker.seconds)
+        end = end_of(worker.rank, worker.pid, worker.status, worker.seconds)
         more = {"peak_rss_bytes": worker.peak_rss_kib * 1024, "stopped": worker.stopped}
         self.emit("worker_exited", **end, **more)
 
@@ -224,7 +229,7 @@ class Announcer:
             name = signal_name(last_signal)
             another = "another " if last_signal == signal.SIGINT else ""
             hint = f"; {another}SIGINT (Ctrl-C) kills them at once" if stop.grace else ""
-            self.say(f"got {name}: ending {_in_time(stop, alive)}{hint}")
+            self.say(f"got {name}: ending {in_time(stop, alive)}{hint}")
         if stop.cause == "dead man":
             self._tell_dead_man()
         facts = {"cause": stop.cause, "grace_seconds": stop.grace, "ranks": list(alive)}
@@ -236,12 +241,12 @@ class Announcer:
     ) -> None:
         """Announce that workers have been asked to stop; `cause` is the failure that led to it."""
         if cause and not stop.signo:  # which is no failure, and no reason to interrupt anybody
-            self.say(f"rank {cause.rank} has made room: the other {_in_time(stop, alive)} may too")
+            self.say(f"rank {cause.rank} has made room: the other {in_time(stop, alive)} may too")
             return
         from torshrun.failure.exits import how
 
         who = f"rank {cause.rank} failed ({how(cause)}): " if cause else ""
-        self.say(f"{who}stopping the other {_in_time(stop, alive)}")
+        self.say(f"{who}stopping the other {in_time(stop, alive)}")
 
     def output_lost(self, lost: Mapping[str, str]) -> None:
         """Announce once which of stdout and stderr cannot be written any more, and why."""
@@ -250,16 +255,9 @@ class Announcer:
             self.emit("output_lost", stream=stream, reason=lost[stream])
 
     def _tell_dead_man(self) -> None:
-        timeout, others = self._config.agent_timeout, self._config.rendezvous
-        if others is None:
-            said = f"error: this process gave no sign of life for {timeout:g} s (--agent-timeout), "
-        else:
-            timeout = others.ttl
-            said = f"the other nodes may have heard nothing of this one for {timeout:g} s (ttl), "
-        self.say(
-            f"{said}so the keeper killed all workers. Was this process stopped, or the machine "
-            f"overloaded?"
-        )
+        others = self._config.rendezvous
+        timeout = others.ttl if others else self._config.agent_timeout
+        self.say(dead_man(timeout, is_alone=others is None))
         self.emit("dead_man_fired", timeout_seconds=timeout)
         if others is None:
             from torshrun.failure.kinds import Kind
@@ -293,20 +291,7 @@ class Announcer:
 
         `left` are processes that could not be killed without it.
         """
-        remains = f"; these are left: {', '.join(map(str, left))}" if left else ""
-        who = f"the keeper (torsh-keeper, pid {keeper.pid})"
-        if keeper.given_up:
-            said = (
-                f"{who} {keeper.given_up}, so this process killed it, and by that all workers"
-                f"{remains}. Look for who stopped it: a debugger does, and repeated SIGSTOP."
-            )
-        else:
-            said = (
-                f"{who} has died, so all workers were killed{remains}. It is what keeps them from "
-                f"being left behind; look for who or what killed it (the kernel's log, if memory "
-                f"ran out)."
-            )
-        self.say(f"error: {said}")
+        self.say(f"error: {keeper_death(keeper, left)}")
         self.emit("keeper_lost", pid=keeper.pid)
         from torshrun.failure.kinds import Kind
 
@@ -326,16 +311,13 @@ class Announcer:
         sequel, cause = report.sequel, found.cause
         self._sequel = "" if sequel in ("restart", "undecided") else sequel
         if report.unkillable:
-            self.say(
-                f"error: processes that do not die of SIGKILL are left: "
-                f"{', '.join(report.unkillable)}. In state D they wait for the kernel (a device, "
-                f"a network file system)."
-            )
+            self.say(unkillable(report.unkillable))
         alone = self._config.is_alone
-        text = describe(found.explained, self._outlook(report), is_partial=not alone)
+        follows = outlook(report, self._config.max_restarts)
+        text = describe(found.explained, follows, is_partial=not alone)
         self._say(text)
         if cause is not None:
-            end = _end_of(cause.rank, cause.pid, cause.status, cause.seconds)
+            end = end_of(cause.rank, cause.pid, cause.status, cause.seconds)
             if cause.raised:  # whoever stopped it after that
                 end |= {"code": cause.code, "signal": ""}
             more = {"host": cause.host, "kind": found.kind, "summary": found.summary}
@@ -423,35 +405,3 @@ class Announcer:
 
             with contextlib.suppress(OSError):
                 write_account(above, cause, time.time(), text)
-
-    def _outlook(self, report: protocol.ReportFailure) -> str:
-        budget = self._config.max_restarts
-        attempt = f"attempt {report.restarts + 1} of {budget + 1}"
-        if report.sequel == "undecided":
-            return f"{attempt}: the other nodes are told"
-        if report.sequel == "restart":
-            left = budget - report.restarts - 1
-            when = f"in {report.delay:.1f} s" if report.delay else "now"
-            return f"{attempt}: restarting {when}, {left} of {budget} restarts left"
-        why = {
-            "budget spent": ", no restarts left",
-            "same start": " in the same way at its start as before, so it is not started again "
-            "(--retry-same-start: it is)",
-        }
-        return f"{attempt}: the job has failed{why.get(report.sequel, '')}"
-
-
-def _end_of(rank: int, pid: int, status: int, seconds: float) -> dict[str, object]:
-    """Return the facts of a worker's end for an event; `status` is as waitpid gives it."""
-    return {
-        "rank": rank,
-        "pid": pid,
-        "code": exit_code(status),
-        "signal": signal_name(status & 0x7F) if status & 0x7F else "",
-        "seconds": seconds,
-    }
-
-
-def _in_time(stop: protocol.StopWorkers, alive: Sequence[int]) -> str:
-    limit = f"within {stop.grace:g} s" if stop.grace else "at once"
-    return f"{len(alive)} worker{'s' if len(alive) != 1 else ''} {limit}"

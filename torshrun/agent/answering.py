@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from torshrun.agent.diagnosis import in_thread, status_words
+from torshrun.agent.diagnosis import in_thread
+from torshrun.agent.moment import status_words
 from torshrun.agent.round import Round
 from torshrun.procfs import read_stat, read_text
 from torshrun.rendezvous.base import Answer, Asked, Rendezvous
-from torshrun.workers.group import Worker, WorkerGroup
+from torshrun.workers.group import WorkerGroup
+from torshrun.workers.worker import Worker
 
 MOST_TRACED = 2
 """Traces that are collected at the same time."""

@@ -10,26 +10,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from torshrun.agent.left_files import keep_error, left_stack, noted_ending
+from torshrun.agent.moment import NO_WAIT, Moment, child_of, waits_of
 from torshrun.agent.protocol import Cause
 from torshrun.agent.round import Round
 from torshrun.agent.sources import conditions, is_passing_through, with_sources
 from torshrun.config.job import OutputConfig
-from torshrun.health.pages import WorkerStatus
 from torshrun.health.recordings import save
-from torshrun.health.waits import Wait, wait_of
-from torshrun.procfs import UNREAD, blocked_writers, ended_badly, rank_of, read_stat, read_text
+from torshrun.procfs import read_stat
 from torshrun.safe_files import Folder
-from torshrun.signals import exit_code, signal_name
-from torshrun.text import format_ranks, printable
-from torshrun.workers.group import Worker, WorkerGroup
+from torshrun.text import format_ranks
+from torshrun.workers.group import WorkerGroup
+from torshrun.workers.worker import Worker
 
 if TYPE_CHECKING:  # at the start it would take time
     from torshrun.agent.facts import Fact
-    from torshrun.failure.cause import Explanation
-    from torshrun.failure.ending import Ending
     from torshrun.failure.exits import Exit, OomEvidence
+    from torshrun.failure.explanation import Explanation
     from torshrun.failure.kinds import Kind
     from torshrun.failure.root_cause import RootCause
     from torshrun.health.clocks import CommonClock
@@ -42,8 +41,6 @@ It has unless a process group was initialised before.
 """
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LOOKED_INTO = ("failure", "hang", "closing", "verdict")
-KEPT_BYTES = 1 << 20
-"""Bytes of a worker's error file that are kept at most."""
 MOST_LOOKED_UP = 8
 """Ranks of which it is looked up who holds a port, or which disk is full."""
 Recorded = tuple[bytes, str, int, int, int, float, "CommonClock | None"]
@@ -52,8 +49,6 @@ moment, and the common clock then.
 """
 STACK_CHARS = 1 << 14
 """Characters of a stack that are kept."""
-STACK_BYTES = 1 << 16
-"""Bytes that are read at most of the stack that a worker left when it was stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +89,6 @@ class Findings:
         return f"{format_ranks(finding.ranks)}: {how(cause)} ({finding.reading.kind})"
 
 
-class Moment(NamedTuple):
-    """Holds what was seen of the workers just before they were asked to stop."""
-
-    at: float
-    """Time of the look, on the monotonic clock."""
-    statuses: Mapping[int, WorkerStatus]
-    """Status page of each rank."""
-    states: Mapping[int, str]
-    """The state of each rank's process, as in /proc."""
-    children: Mapping[int, str]
-    """Descriptions of how processes that ranks had started ended badly without their notice."""
-    waits: Mapping[int, tuple[Wait, int]]
-    """Waits of each rank's main thread in the kernel, with the rank that holds what it waits for.
-
-    The latter is -1 if no rank of this node is known to hold it.
-    """
-    operations: bytes
-    """A copy of the workers' recordings; b"" is none."""
-
-
 @dataclass
 class Diagnosis:
     """Collects the facts about the workers of a round."""
@@ -133,7 +108,7 @@ class Diagnosis:
 
     def prepare(self) -> None:
         """Load what a diagnosis takes, which would hold up a restart for a tenth of a second."""
-        import torshrun.failure.cause
+        import torshrun.failure.explanation
         import torshrun.failure.exported_reports  # noqa: F401
 
     def begin(self, node_rank: int = 0) -> None:
@@ -160,10 +135,10 @@ class Diagnosis:
         ranks = [worker.rank for worker in group.workers]
         alive = {worker.rank: read_stat(worker.pid) for worker in group.workers if worker.alive}
         states = {rank: stat.state for rank, stat in alive.items() if stat}
-        children = {each.rank: _child(each.pid) for each in group.workers if each.alive}
+        children = {each.rank: child_of(each.pid) for each in group.workers if each.alive}
         statuses = dict(zip(ranks, pages, strict=False))
         operations = a_round.recordings.copy() if a_round else b""
-        waits = _waits(group.workers)
+        waits = waits_of(group.workers)
         self.moment = Moment(now, statuses, states, children, waits, operations)
 
     def wants_stacks(self, cause: Cause) -> bool:
@@ -228,7 +203,7 @@ class Diagnosis:
 
     def _stack(self, ending: Worker) -> str:
         """Return the stack of the worker when it was stopped, or hung."""
-        return self.stacks.get(ending.assignment.worker.rank, "") or _left_stack(ending)
+        return self.stacks.get(ending.assignment.worker.rank, "") or left_stack(ending)
 
     async def standing(self, endings: Sequence[Worker]) -> RootCause | None:
         """Return for whom workers waited that were stopped while they hung.
@@ -238,7 +213,7 @@ class Diagnosis:
         return await in_thread(partial(self._find_standing, endings)) if self.stood_still else None
 
     def _find_standing(self, endings: Sequence[Worker]) -> RootCause | None:
-        from torshrun.failure.cause import explain
+        from torshrun.failure.explanation import explain
 
         exits = [replace(self._exit(ending, None), stopped=True) for ending in endings]
         return explain(exits, self.stood_still, self.node_rank).finding
@@ -254,7 +229,7 @@ class Diagnosis:
             return bool(failed) and await in_thread(partial(self._all_blame, failed, ranks))
 
     def _all_blame(self, failed: Sequence[Worker], ranks: Mapping[int, int]) -> bool:
-        from torshrun.failure.cause import blamed
+        from torshrun.failure.exit_diagnosis import blamed
 
         exits = [self._exit(ending, None) for ending in failed]
         for exit_ in exits:
@@ -267,7 +242,7 @@ class Diagnosis:
         One of them may be its cause.
         """
         from torshrun.agent.facts import fact_about, fact_about_lock
-        from torshrun.failure.cause import diagnose
+        from torshrun.failure.exit_diagnosis import diagnose
         from torshrun.failure.last_words import last_words
 
         if exit_.rank not in self.facts and len(self.facts) < MOST_LOOKED_UP:
@@ -284,7 +259,8 @@ class Diagnosis:
         initialised: bool,
         recorded: Recorded | None,
     ) -> Findings:
-        from torshrun.failure.cause import diagnose, explain
+        from torshrun.failure.exit_diagnosis import diagnose
+        from torshrun.failure.explanation import explain
         from torshrun.failure.exported_reports import encode
         from torshrun.failure.trails import NOTHING, Node, conclude
         from torshrun.failure.trails import encode as as_text
@@ -312,7 +288,7 @@ class Diagnosis:
 
         place, moment = ending.assignment.worker, self.moment
         fact = self.facts.get(place.rank)
-        wait, holder = moment.waits.get(place.rank, _NO_WAIT) if moment else _NO_WAIT
+        wait, holder = moment.waits.get(place.rank, NO_WAIT) if moment else NO_WAIT
         exit_ = Exit(
             rank=place.rank,
             ranks=place.world_size,
@@ -330,7 +306,7 @@ class Diagnosis:
             peak_rss_kib=ending.peak_rss_kib,
             oom=oom,
             hung=self.hung.get(place.rank, ""),
-            stack=with_sources(_left_stack(ending) or self.stacks.get(place.rank, "")),
+            stack=with_sources(left_stack(ending) or self.stacks.get(place.rank, "")),
             spied=self.stacks.get(place.rank, ""),
             child=moment.children.get(place.rank, "") if moment else "",
             awaits=wait.what if wait else "",
@@ -357,7 +333,7 @@ class Diagnosis:
             return exit_
         if self.folder:
             with contextlib.suppress(OSError):
-                _keep_error(path, self.folder, f"{ending.assignment.folder}/error.json")
+                keep_error(path, self.folder, f"{ending.assignment.folder}/error.json")
         account = load_account(path)
         before = exit_.stopped and self.moment and ending.started < account.at <= self.moment.at
         return replace(exit_, account=account, raised=bool(before))
@@ -366,7 +342,7 @@ class Diagnosis:
         """Add what the start hook noted of the worker's end."""
         from torshrun.failure.last_words import shows_usage
 
-        noted = _noted(ending)
+        noted = noted_ending(ending)
         is_left = noted.is_chosen and noted.is_own and exit_.code == noted.code
         is_left = is_left and not shows_usage(exit_)  # which tells more than what it came from
         if is_left and not ending.status:
@@ -404,58 +380,6 @@ async def in_thread(work: Callable[[], Result]) -> Result:
         return work()
     finally:
         executor.shutdown(wait=False)
-
-
-_NO_WAIT: tuple[Wait | None, int] = None, -1
-
-
-def _waits(workers: Sequence[Worker]) -> Mapping[int, tuple[Wait, int]]:
-    alive = {worker.pid: worker.rank for worker in workers if worker.alive}
-    found = ((rank, wait_of(pid)) for pid, rank in alive.items())
-    return {rank: (wait, rank_of(wait.holder, alive)) for rank, wait in found if wait}
-
-
-def status_words(status: int) -> str:
-    """Return "killed by SIGKILL", or "exit code 1"."""
-    signo = status & 0x7F
-    return f"killed by {signal_name(signo)}" if signo else f"exit code {exit_code(status)}"
-
-
-def _child(pid: int) -> str:
-    """Describe what is wrong with a process that the worker `pid` started; "" if nothing is."""
-    for name, status in ended_badly(pid):
-        how = f"{'was ' if status & 0x7F else ''}{status_words(status)}"
-        return f"a process that it had started ({printable(name)}) has ended: {how}"
-    for name, child in blocked_writers(pid):
-        return f"a process that it had started ({printable(name)}, pid {child}) {UNREAD}"
-    return ""
-
-
-def _left_stack(ending: Worker) -> str:
-    """Return where the worker was when it was asked to stop, as its Python wrote it."""
-    if not ending.stopped:
-        return ""
-    if ending.status & 0x7F == signal.SIGABRT:  # as workers that hang may be ended
-        return (ending.streams[-1].tail or b"").decode(errors="replace")
-    path = ending.assignment.worker.stack_file
-    return read_text(path, STACK_BYTES) if path else ""
-
-
-def _noted(ending: Worker) -> Ending:
-    """Return how its Python ended, as its start hook noted it."""
-    from torshrun.failure.ending import ENDING_BYTES, NO_ENDING, SUFFIX, parse
-
-    path = ending.assignment.worker.stack_file
-    if not path or not os.path.lexists(path):
-        return NO_ENDING
-    return parse(read_text(path + SUFFIX, ENDING_BYTES))
-
-
-def _keep_error(path: str, folder: Folder, kept: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as left, os.fdopen(folder.open_for_append(kept), "wb") as file:
-        if not os.fstat(file.fileno()).st_size:  # it may have been kept before
-            file.write(left.read(KEPT_BYTES))
 
 
 def _startup(cause: Exit, kind: Kind) -> str:

@@ -14,7 +14,8 @@ from torsh_runtime.transitions import Machine
 from torshrun.agent import protocol
 from torshrun.agent.round import Round
 from torshrun.text import format_ranks
-from torshrun.workers.group import Worker, WorkerGroup
+from torshrun.workers.group import WorkerGroup
+from torshrun.workers.worker import Worker
 
 if TYPE_CHECKING:
     from torshrun.health.detector import Hang, Sample

@@ -14,7 +14,7 @@ from torshrun.clusters.detection import RealMachine
 from torshrun.config import values
 from torshrun.config.options import BY_KEY
 from torshrun.config.request import Request, gather
-from torshrun.config.resolve import rendezvous
+from torshrun.config.resolve_rendezvous import rendezvous
 from torshrun.config.secret import read_secret
 from torshrun.ctl.cluster_jobs import reachable
 

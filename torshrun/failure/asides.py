@@ -5,16 +5,10 @@ from __future__ import annotations
 import re
 
 from torshrun.failure.exits import Exit
-from torshrun.failure.last_words import (
-    before_trace,
-    find_thread_error,
-    find_trace,
-    last_words,
-    outside_traces,
-    stderr_lines,
-)
+from torshrun.failure.last_words import find_thread_error, last_words, stderr_lines
 from torshrun.failure.numbers import Numbers, numbers_in
 from torshrun.failure.suspect import Suspect, from_words
+from torshrun.failure.tracebacks import before_trace, find_trace, outside_traces
 from torshrun.text import printable_lines
 
 MOST_LINES = 200

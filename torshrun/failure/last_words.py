@@ -10,11 +10,25 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from torshrun.failure.ending import By, Ending
 from torshrun.failure.exits import Exit
+from torshrun.failure.tracebacks import (
+    ASIDE,
+    GROUP_HEADER,
+    HEADER,
+    NOISE,
+    Words,
+    block_at,
+    error_at,
+    find_stack,
+    find_trace,
+    is_header,
+    outside_traces,
+    traced_lines,
+)
 from torshrun.text import printable_lines
 
 TAIL_LINES = 20
@@ -24,31 +38,9 @@ BESIDE_LINES = 6
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals that a process brings upon itself, and for which Python's faulthandler shows a stack."""
 
-_HEADER = "Traceback (most recent call last):"
-_ORIGINAL = f"Original {_HEADER}"  # within the message of an error that crossed processes
-_GROUP = f"  + Exception Group {_HEADER}"
-_NESTED = re.compile(r"^[ |+]+(?:Exception Group )?Traceback ")
-_GROUP_TITLE = re.compile(r"^  \| [^ ]")
-_GROUP_END = re.compile(r"^ +\+-{36}$")
-_CHAINED = (
-    "The above exception was the direct cause of the following exception:",
-    "During handling of the above exception, another exception occurred:",
-)
 _RANK = re.compile(r"^\[rank\d+\]:(?: |$)")  # put before a traceback's lines by torch
-_FRAME = re.compile(r'^[ |]*File "([^"]+)", line (\d+)')
-_SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
-_ASIDE = re.compile(
-    r"^(?:Exception ignored |Exception in (?:thread|callback) |Error in (?:atexit|sys)\b|"
-    r"Process \S+:$|--- Logging error ---|future: <)"
-)
-_NOISE = re.compile(
-    r"^\[?[IWEF]\d{4} |^\[?(?:DEBUG|INFO|WARNING|ERROR)\b|^\S+:\d+: \w*Warning: |"
-    r"^Fatal Python error: |^terminate called "
-)
-_FATAL = re.compile(r"^Fatal Python error: ")
-_CRASHED_THREAD = re.compile(r"^(?:Current t|T)hread .*\(most recent call first\):")
 _BESIDE = re.compile(
-    rf"(?!\[?ERROR\b)(?:{_ASIDE.pattern}|{_NOISE.pattern}|\s|Call stack:$|Message: |Arguments: |"
+    rf"(?!\[?ERROR\b)(?:{ASIDE.pattern}|{NOISE.pattern}|\s|Call stack:$|Message: |Arguments: |"
     r"[\[(]?\d{2,4}[-/]\d\d[-/]\d\d.*\b(?:DEBUG|INFO|WARNING)\b|"
     r"Set the environment variable HYDRA_FULL_ERROR)"
 )
@@ -62,31 +54,7 @@ _COMPLAINT = re.compile(
     re.IGNORECASE,
 )
 _MOST_COMPLAINTS = 5
-_MESSAGE_LINES = 25
-_MESSAGE_UNINDENTED = 5
 _BEFORE_FATAL = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """The part of what a worker said that tells most about its end."""
-
-    heading: str
-    """A description of these words, for a reader; "" if there are none."""
-    lines: tuple[str, ...] = ()
-    """The lines, as a terminal shows them."""
-    errors: tuple[str, ...] = ()
-    """The exceptions in it with their messages, the last one raised last; () if it has none."""
-    frame: str = ""
-    """The innermost frame as "path:line"; "" is unknown."""
-    complaints: tuple[str, ...] = ()
-    """The plain lines that count for the cause, where those of stdout are among them."""
-    innermost_first: bool = False
-    """True if the lines that matter most are the first ones."""
-    is_handled: bool = False
-    """True if the worker may well have continued after them, so that they are not why it ended."""
-    ends: tuple[int, ...] = ()
-    """The numbers of lines after which each traceback of a chain of exceptions ends."""
 
 
 @lru_cache(maxsize=1024)  # of hundreds of workers it takes time, and several ask
@@ -123,7 +91,7 @@ def _written(exit_: Exit, lines: Sequence[str]) -> Words | None:
             if is_end
             else replace(found, heading=_LAST_TRACE.format(_stream(exit_)), is_handled=True)
         )
-    if found.lines[0] not in (_HEADER, _GROUP):  # of a thread, or of what Python ignored
+    if found.lines[0] not in (HEADER, GROUP_HEADER):  # of a thread, or of what Python ignored
         return None
     error, *more = found.errors[-1].split("\n")
     if _told([*more, *_after(lines, found.lines[-1])]):  # Python gives messages no end
@@ -169,24 +137,6 @@ def _told(lines: Sequence[str]) -> list[str]:
     return [line for line in outside_traces(lines) if line.strip() and not _BESIDE.match(line)]
 
 
-def outside_traces(lines: Sequence[str]) -> list[str]:
-    """Return the lines that are no part of tracebacks."""
-    traced = _traced(lines)
-    return [line for n, line in enumerate(lines) if n not in traced]
-
-
-def _traced(lines: Sequence[str]) -> set[int]:
-    """Return the numbers of the lines that are part of tracebacks."""
-    found = set()
-    is_inside = False
-    for n, line in enumerate(lines):
-        is_inside = is_inside or _is_header(line)
-        if is_inside:
-            found.add(n)
-            is_inside = _is_header(line) or line.startswith(" ")  # not behind the exception
-    return found
-
-
 def said_last(words: Words) -> list[str]:
     """Return the lines with which it seems to have ended without an exception, in their order."""
     last = words.complaints or words.lines
@@ -221,7 +171,7 @@ def _tail(exit_: Exit, lines: Sequence[str]) -> Words:
 
 
 def _mixed(tail: Words, lines: Sequence[str]) -> Words:
-    traced = _traced(lines)  # which are of exceptions that were handled
+    traced = traced_lines(lines)  # which are of exceptions that were handled
     outside = [n for n in range(len(lines)) if n not in traced]
     complaints = [n for n in outside if _COMPLAINT.search(lines[n])][-_MOST_COMPLAINTS:]
     shown = {*complaints, *range(len(lines))[len(complaints) - TAIL_LINES :]}
@@ -244,10 +194,10 @@ def find_thread_error(exit_: Exit) -> str:
     lines = stderr_lines(exit_)
     heads = (n for n in reversed(range(len(lines))) if lines[n].startswith(_IN_THREAD))
     for head in heads:
-        starts = [n for n in range(head, min(head + 3, len(lines))) if _is_header(lines[n])]
-        block = _block(lines, starts[0]) if starts else None
+        starts = [n for n in range(head, min(head + 3, len(lines))) if is_header(lines[n])]
+        block = block_at(lines, starts[0]) if starts else None
         if block:
-            return _error(lines, block)
+            return error_at(lines, block)
     return ""
 
 
@@ -272,155 +222,13 @@ def _noted(ending: Ending) -> Words:
     """Return the exception that ended its Python."""
     lines = _lines(ending.trace)
     heading = _HEADINGS[ending.by]
-    heads = [n for n in range(1, len(lines)) if lines[n] in (_HEADER, _GROUP)]
+    heads = [n for n in range(1, len(lines)) if lines[n] in (HEADER, GROUP_HEADER)]
     return Words(
         heading=heading,
         lines=tuple(lines),
         errors=ending.errors or tuple(lines[-1:]),
         frame=ending.frame,
         ends=(*heads, len(lines)),
-    )
-
-
-def find_trace(lines: Sequence[str]) -> Words | None:
-    """Return the last whole traceback with its chain; a thread's only if there is no other."""
-    found = [number for number, line in enumerate(lines) if _is_header(line)]
-    aside = None
-    while found:
-        block = _chain(lines, found)
-        if block and not _ASIDE.match(_line_before(lines, block[0][0])):
-            return _trace(lines, block)
-        aside = aside or block
-    return _trace(lines, aside) if aside else _syntax_error(lines)
-
-
-def before_trace(lines: Sequence[str]) -> list[str]:
-    """Return the lines before the last traceback."""
-    heads = [number for number, line in enumerate(lines) if _is_header(line)]
-    return [*lines[: heads[-1]]] if heads else []
-
-
-def find_stack(lines: Sequence[str], num_before: int) -> Words | None:
-    """Return what faulthandler writes of the thread with the error, and `num_before` lines before
-    it; None if there is nothing.
-    """
-    fatal = _last(lines, _FATAL)
-    if fatal is None:
-        return None
-    heads = [n for n in range(fatal, len(lines)) if _CRASHED_THREAD.match(lines[n])]
-    current = [n for n in heads if lines[n].startswith("Current")] or heads[:1]
-    stack = lines[current[0] : _end_of_indented(lines, current[0] + 1)] if current else []
-    before = [line for line in lines[max(0, fatal - num_before) : fatal] if line.strip()]
-    return Words(
-        heading="its stack, innermost call first",
-        lines=(*before, lines[fatal], *stack),
-        errors=(lines[fatal],),
-        frame=next(map(_place, filter(_FRAME.match, stack)), ""),
-        innermost_first=True,
-    )
-
-
-_Block = tuple[int, int, int]
-"""Line numbers: the start of a traceback, its exception, and the end of that one's message."""
-
-
-def _is_header(line: str) -> bool:
-    if not line.endswith(_HEADER) or line.endswith(_ORIGINAL):
-        return False
-    return line == _GROUP or not _NESTED.match(line)  # what may stand before it: a progress bar
-
-
-def _chain(lines: Sequence[str], found: list[int]) -> list[_Block]:
-    """Remove the headers of the last chain from `found`; return its blocks, [] if incomplete."""
-    blocks: list[_Block] = []
-    while found:
-        start = found.pop()
-        block = _block(lines, start)
-        if block is None:
-            break
-        blocks.insert(0, block)
-        if _line_before(lines, start) not in _CHAINED:
-            break
-    return blocks
-
-
-def _block(lines: Sequence[str], start: int) -> _Block | None:
-    if lines[start] == _GROUP:
-        return _group(lines, start)
-    error = _end_of_indented(lines, start + 1)
-    complete = error > start + 1 and error < len(lines) and lines[error].strip()
-    return (start, error, _end_of_message(lines, error)) if complete else None
-
-
-def _group(lines: Sequence[str], start: int) -> _Block | None:
-    end = next((n for n in range(start + 1, len(lines)) if lines[n] == _GROUP), len(lines))
-    inside = range(start + 1, end)
-    title = next((n for n in inside if _GROUP_TITLE.match(lines[n])), None)
-    ends = (n + 1 for n in inside if _GROUP_END.match(lines[n]))
-    over = next((n for n in ends if not "".join(lines[n : n + 1]).startswith("  ")), None)
-    return (start, title, over) if title and over else None
-
-
-def _end_of_indented(lines: Sequence[str], start: int) -> int:
-    inside = (n for n in range(start, len(lines)) if not lines[n].startswith("  "))
-    return next(inside, len(lines))
-
-
-def _end_of_message(lines: Sequence[str], error: int) -> int:
-    """Return where an exception's message and notes end: Python does not mark their end."""
-    unindented = 0
-    limit = min(len(lines), error + _MESSAGE_LINES)
-    for number in range(error + 1, limit):
-        line = lines[number]
-        unindented += line[:1] not in " \t"
-        over = unindented > _MESSAGE_UNINDENTED or _is_header(line)
-        if over or not line.strip() or _ASIDE.match(line) or _NOISE.match(line):
-            return number
-    return limit
-
-
-def _line_before(lines: Sequence[str], start: int) -> str:
-    before = (lines[n] for n in range(start - 1, -1, -1) if lines[n].strip())
-    return next(before, "")
-
-
-def _trace(lines: Sequence[str], blocks: Sequence[_Block]) -> Words:
-    shown: list[str] = []
-    ends: list[int] = []
-    for start, _, end in blocks:
-        chained = _line_before(lines, start)
-        shown += ["", chained, ""] if shown else [chained] if _ASIDE.match(chained) else []
-        shown += [_GROUP if lines[start] == _GROUP else _HEADER, *lines[start + 1 : end]]
-        ends.append(len(shown))
-    start, error, _ = blocks[-1]
-    frames = [line for line in lines[start:error] if _FRAME.match(line)]
-    return Words(
-        heading="its traceback",
-        lines=tuple(shown),
-        errors=tuple(_error(lines, block) for block in blocks),
-        frame=_place(frames[-1]) if frames else "",
-        ends=tuple(ends),
-    )
-
-
-def _error(lines: Sequence[str], block: _Block) -> str:
-    start, error, end = block
-    if lines[start] == _GROUP:
-        return lines[error].removeprefix("  | ")
-    return "\n".join(lines[error:end])
-
-
-def _syntax_error(lines: Sequence[str]) -> Words | None:
-    """Return the words of a script that cannot be parsed: it has no traceback, but a place."""
-    error = _last(lines, _SYNTAX)
-    start = _last(lines[:error], _FRAME)
-    if error is None or start is None or _end_of_indented(lines, start) != error:
-        return None
-    return Words(
-        heading="its traceback",
-        lines=tuple(lines[start : error + 1]),
-        errors=(lines[error],),
-        frame=_place(lines[start]),
     )
 
 
@@ -436,13 +244,3 @@ def _accounted(exit_: Exit) -> Words | None:
     handled = exit_.ending.is_watched and not exit_.raised
     heading = "from its error file"
     return replace(trace, heading=heading, lines=tuple(lines), is_handled=handled)
-
-
-def _place(frame: str) -> str:
-    found = _FRAME.match(frame)
-    return f"{found[1]}:{found[2]}" if found else ""
-
-
-def _last(lines: Sequence[str], pattern: re.Pattern[str]) -> int | None:
-    found = (n for n in reversed(range(len(lines))) if pattern.match(lines[n]))
-    return next(found, None)

@@ -8,7 +8,8 @@ import signal
 from pathlib import PurePath
 
 from torshrun.failure.exits import Exit
-from torshrun.failure.last_words import Words, last_words
+from torshrun.failure.last_words import last_words
+from torshrun.failure.tracebacks import Words
 
 _SAID_CHARS = 1000
 _MASKS = (

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from torshrun.failure.cause import NOTHING, Explanation, blamed
+from torshrun.failure.exit_diagnosis import blamed
 from torshrun.failure.exits import Exit, how, where
+from torshrun.failure.explanation import NOTHING, Explanation
 from torshrun.failure.kinds import NO_READING, Diagnosis
-from torshrun.failure.last_words import Words, beside, last_words
+from torshrun.failure.last_words import beside, last_words
 from torshrun.failure.likeness import fingerprint
 from torshrun.failure.root_cause import RootCause
+from torshrun.failure.tracebacks import Words
 from torshrun.text import format_ranks
 
 SHOWN_LINES = 40

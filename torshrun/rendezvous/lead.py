@@ -13,11 +13,12 @@ from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Write
 from torsh_runtime.transitions import Machine
 from torshrun.rendezvous import rows
+from torshrun.rendezvous.actions import Action, Adopt, Close, Conclude, Form, ListNodes
 from torshrun.rendezvous.asking import BATCH, Asking
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.restart import following, pause
 from torshrun.rendezvous.rows import Header, NodeRow, PlaceRow, SizeWanted, StopWanted, WaitRow
-from torshrun.rendezvous.state import Action, Adopt, Close, Conclude, Form, ListNodes, decide
+from torshrun.rendezvous.state import decide
 from torshrun.rendezvous.watch_cache import WatchCache
 
 A_WHILE = 1.0

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, cast
 
 from torshrun import exit_codes
 from torshrun.rendezvous import causes
+from torshrun.rendezvous.actions import Adopt, Close, Conclude, Decision, Form, ListNodes
 from torshrun.rendezvous.base import Outcome, Sequel
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.restart import History, following, judge
@@ -32,58 +33,6 @@ if TYPE_CHECKING:  # few rounds fail
 
 ON_PURPOSE = ("preempted", "stopped")
 """Outcomes of a node that was told to leave."""
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """Write that the round is closing."""
-
-    reason: str
-    failed: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Write the next round."""
-
-    number: int
-    seating: Selection
-    history: History
-    finding: str = ""
-    """The root cause of the failure of the round before, as text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Adopt:
-    """Write the round's header again, as this leader's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class ListNodes:
-    """Find out who has entered the round that is closing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Conclude:
-    """Write how the job ended."""
-
-    verdict: VerdictRow
-
-
-Action = Close | Form | Adopt | ListNodes | Conclude
-
-
-class Decision(NamedTuple):
-    action: Action | None
-    """The one thing to do now; decide again when it is done."""
-    wake: float = math.inf
-    """Time to decide again, if no news comes before."""
-    why: str = ""
-    """Description for people of what is waited for: "for the last call of nodes, at most 12 s
-    more".
-
-    It is "" if only the end of the round is waited for.
-    """
 
 
 def decide(view: ClusterState, now: float) -> tuple[Sight, Decision]:

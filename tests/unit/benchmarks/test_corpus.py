@@ -288,7 +288,7 @@ def test_the_table_and_the_bars() -> None:
 
 def test_kinds_are_words_of_the_corpus() -> None:
     from benchmarks.corpus_reports import KINDS as TABLE
-    from torshrun.failure.cause import Kind
+    from torshrun.failure.kinds import Kind
 
     assert {word for words in TABLE.values() for word in words.split()} <= KINDS
     assert {str(kind) for kind in Kind} <= TABLE.keys() | KINDS

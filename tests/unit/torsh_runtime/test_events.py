@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torsh_runtime import events
-from torsh_runtime.events import SCHEMA, Event, Fact, faults
+from torsh_runtime.event_schema import SCHEMA, Fact
+from torsh_runtime.events import Event, faults
 
 DOC = Path(__file__).parents[3] / "docs/events.md"
 EXAMPLES: dict[str, Any] = {

@@ -16,11 +16,11 @@ class SharedArrays {
  public:
   // Throws std::system_error without memory for it.
   explicit SharedArrays(const shm::SharedHeapSetup& setup);
-  // Whether there are none yet and numpy has its own allocator here: another one is its user's choice.
+  // Whether there are none yet and numpy has its own allocator here; any other is its user's choice.
   static bool possible();
 
   void begin();
-  // No new arrays there. Those that there are stay.
+  // Stops placing new arrays there. Existing arrays stay.
   void end();
 
  private:

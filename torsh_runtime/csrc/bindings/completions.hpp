@@ -1,4 +1,4 @@
-// Which operations have ended, for a thread that calls back.
+// Collects operations that have ended, for the thread that runs callbacks.
 #pragma once
 
 #include <chrono>
@@ -15,14 +15,14 @@ namespace torsh::python {
 // All may be called by any thread, several at a time.
 class Completions {
  public:
-  // Of a number that its caller knows an operation by. Needs no GIL.
+  // Adds the number by which the caller knows an operation. Needs no GIL.
   void add(std::uint64_t number) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ended_.push_back(number);
     changed_.notify_one();
   }
 
-  // Those that were added since the last call; waits for so many seconds at most if there is none.
+  // Returns the numbers added since the last call; waits up to `seconds` if there is none.
   std::vector<std::uint64_t> wait(double seconds) {
     const WithoutGil unlocked;
     std::unique_lock<std::mutex> lock(mutex_);

@@ -1,4 +1,4 @@
-// Letting go of the GIL.
+// Releases and takes the GIL.
 #pragma once
 
 #include <Python.h>
@@ -8,9 +8,9 @@
 
 namespace torsh::python {
 
-// Takes the GIL, by one of Python's functions. While the interpreter is being taken down, those end each thread but the
-// main one (pthread_exit, before Python 3.14): in the middle of C++ code, which would end the process badly. Such a
-// thread stays here, until the process has ended.
+// Takes the GIL through one of Python's functions. During the interpreter's shutdown, those end each thread but the
+// main one (pthread_exit, before Python 3.14), in the middle of C++ code, which would crash. Such a thread stays here
+// until the process has ended.
 template <typename Take>
 [[gnu::noinline]] auto take_gil(Take take) {
   struct Guard {
@@ -29,7 +29,7 @@ template <typename Take>
   }
 }
 
-// Without the GIL for as long as it lives.
+// Releases the GIL for its lifetime.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -43,7 +43,7 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// With the GIL, on any thread.
+// Holds the GIL for its lifetime, on any thread.
 class WithGil {
  public:
   WithGil() : state_(take_gil([] { return PyGILState_Ensure(); })) {}

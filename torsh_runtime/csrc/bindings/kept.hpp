@@ -1,4 +1,4 @@
-// What an operation under way holds on to.
+// Objects that a running operation keeps alive.
 #pragma once
 
 #include <tuple>

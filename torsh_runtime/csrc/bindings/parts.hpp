@@ -1,4 +1,4 @@
-// What an operation has for each rank, as Python gives it.
+// The parts of an operation's ranks, as Python gives them.
 #pragma once
 
 #include <optional>

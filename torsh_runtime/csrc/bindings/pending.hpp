@@ -26,21 +26,20 @@ class Pending {
   Pending(Pending&&) = default;
   Pending& operator=(Pending&&) = delete;
 
-  // Whether it was over within so many seconds (none: however long it takes). Raises what it ended
-  // with.
+  // Waits up to `timeout` seconds (none: without limit) and returns whether it is over. Raises its error.
   bool wait(std::optional<double> timeout);
   // Whether it is over, well or not.
   bool done();
-  // Sees to it that a message gets done though nobody waits for it.
+  // Completes a message though no thread waits for it.
   void go_on();
-  // Raises what it ended with, if it is over and ended badly.
+  // Raises its error, if it is over and failed.
   void check();
-  // The rank a message came from; -1 of other operations, and before it has come.
+  // The rank that a message came from; -1 for other operations, and before it has come.
   int source();
   // Adds the number to the completions once it is over.
   void when_over(std::shared_ptr<Completions> completions, std::uint64_t number);
-  // Of a message that has come, or was found: (source, tag, bytes, content), the content as an array of
-  // bytes if it was taken, else None. None of other operations, and before.
+  // For a message that has come or was found: (source, tag, bytes, content); the content is an array of bytes if the
+  // message was taken, else None. None for other operations, and before.
   nb::object message();
 
  private:

@@ -13,7 +13,7 @@
 
 namespace torsh::python {
 
-// Memory of Python's that notes go to, kept from going away; none of None.
+// A writable Python buffer for notes, kept alive; none for None.
 template <typename Noted>
 class Notes {
  public:
@@ -35,7 +35,8 @@ class Notes {
   Py_buffer view_{};
 };
 
-// Where a group's operations are noted: the last one, and all of them; the group's place among the tallies.
+// The places where a group's operations are noted: the last one, and all of them; `place` is the group's index among
+// the tallies.
 struct Noting {
   nb::handle record, recording;
   std::size_t place = 0;
@@ -57,10 +58,10 @@ class Rank {
   std::size_t held_bytes() const { return group_->held_bytes(); }
   bool failed() const { return group_->failed(); }
 
-  // As Group has it.
+  // See Group.
   bool all_come();
-  // Calls it on the group's thread, in the order of the operations that were begun: those that it makes
-  // are carried out at once. It must not raise. A Pending.
+  // Calls `call` on the group's thread, in the order in which operations were begun; operations that it makes run at
+  // once. It must not raise. Returns a Pending.
   nb::object run(nb::object call);
 
   // `memory`: a writable buffer of `stride` bytes for each rank of the node, of which `bytes` count.
@@ -68,7 +69,7 @@ class Rank {
 
   void abort();
   void close();
-  // Keeps what an operation under way holds on to, of which Python has let go.
+  // Keeps objects alive that a running operation uses after Python has released them.
   void keep(std::function<bool()> over, std::shared_ptr<Kept> kept);
 
   // Raises a ValueError, with the argument's name, unless there is such a rank.
@@ -98,7 +99,7 @@ class Rank {
   const Notes<Recording> recording_;
   const nb::object stage_, failure_, complete_, begun_;
   std::unique_ptr<Group> group_;
-  // Looked through now and then for what is over.
+  // Checked regularly for operations that are over.
   std::deque<std::pair<std::function<bool()>, std::shared_ptr<Kept>>> under_way_;
 };
 

@@ -1,5 +1,4 @@
-// Where groups have the memory that their ranks share: in a file of their own, or in that of the group
-// that their ranks are in already.
+// The shared memory of groups: in a file of their own, or in that of the group that their ranks already have.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -13,7 +12,7 @@ namespace torsh::python {
 
 namespace nb = nanobind;
 
-// Holds it until it is let go of, or as long as a group has it.
+// Keeps the memory until it is released, or as long as a group uses it.
 struct SegmentMemory {
   std::shared_ptr<std::byte> base;
 };

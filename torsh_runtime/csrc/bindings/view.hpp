@@ -1,4 +1,4 @@
-// What a Python object looks like as a contiguous buffer. All of it needs the GIL.
+// Views Python objects as contiguous buffers. Everything here needs the GIL.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -33,10 +33,10 @@ struct Elements {
   }
 };
 
-// A borrowed look at an array in place: numpy's, other objects with the buffer protocol, CPU tensors with DLPack's
-// C interface, and Typed. What cannot be used in place (strided, on a GPU …) goes through the
-// `stage` function, `stage(array, writable) -> (array in place, finish or None)`, where finish()
-// copies the result back. Errors are Python's.
+// A borrowed view of an array in place: numpy's, other objects with the buffer protocol, CPU tensors with DLPack's C
+// interface, and Typed. An array that cannot be used in place (strided, on a GPU …) goes through the `stage`
+// function, `stage(array, writable) -> (array in place, finish or None)`, where finish() copies the result back.
+// Errors are Python's.
 class View {
  public:
   View(nb::handle object, bool writable, const nb::object& stage);
@@ -52,7 +52,7 @@ class View {
   Elements dtype() const { return {dtype_, name_.ptr()}; }
   Call call(OpKind kind, ReduceOp op = ReduceOp::sum, int root = -1) const;
 
-  // Copies the result back to where it belongs, once the operation went well.
+  // Copies the result back after the operation has succeeded.
   void finish();
 
  private:

@@ -11,18 +11,18 @@ namespace torsh {
 
 struct Failure : std::exception {
   FailureKind kind = FailureKind::none;
-  int rank = -1;        // the culprit: lost, aborting or disagreeing
-  int reporter = -1;    // who found out
-  OpKind op{};          // what the reporter was doing
+  int rank = -1;  // the rank at fault: lost, aborting or disagreeing
+  int reporter = -1;  // the rank that found it
+  OpKind op{};  // the reporter's operation
   std::uint64_t sequence = 0;
   double seconds = 0;   // the timeout that passed
   std::vector<int> missing;
-  Call own{}, other{};  // of a mismatch: the reporter's call and the culprit's
+  Call own{}, other{};  // in a mismatch: the reporter's call and the culprit's
 
   const char* what() const noexcept override { return "collective failed"; }
 };
 
-// One that concerns the caller alone.
+// A failure that concerns only the caller.
 inline Failure bare(FailureKind kind, double seconds = 0) {
   Failure found;
   found.kind = kind;

@@ -1,5 +1,5 @@
-// Where a rank stands, noted for the agent that watches over it: see torsh_runtime/status.py for
-// the layout and for how it is read. Only stores, to a line that nobody else writes.
+// A rank's progress, noted for the agent that watches it: see torsh_runtime/status.py for the layout and for how it
+// is read. Only stores, to a line that no other process writes.
 #pragma once
 
 #include <atomic>
@@ -24,8 +24,8 @@ class Progress {
   void leave(std::uint64_t sequence) { turn_.store(sequence << 2 | left, std::memory_order_release); }
   void met(std::uint64_t rounds) { rounds_.store(rounds, std::memory_order_relaxed); }
 
-  // A message of the user's that the rank has waited for for a while: its direction, the rank of the job at the other
-  // end, and its tag, none if any will do; of a receive perhaps the tag of one that has come from there instead.
+  // A user's message that the rank has waited for for a while: its direction, the job rank of the peer, and its tag,
+  // if not any. For a receive, perhaps also the tag of another message that has come from there.
   void await(OpKind kind, int peer, std::optional<std::uint64_t> tag, std::optional<std::uint64_t> instead) {
     tag_.store(tag.value_or(0), std::memory_order_relaxed);
     instead_.store(instead.value_or(0), std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 // The last operations of a worker, noted in memory that its agent owns and reads: see
-// torsh_runtime/monitoring/layout.py for the layout and for how it is read. No other process writes these
-// lines, and none is waited for, so what was noted is there whatever becomes of the worker.
+// torsh_runtime/monitoring/layout.py for the layout and for how it is read. No other process writes these lines and
+// the worker waits for none, so the notes survive whatever happens to it.
 #pragma once
 
 #include <atomic>
@@ -22,7 +22,7 @@ struct alignas(64) Entry {
 };
 static_assert(sizeof(Entry) == 64);
 
-// Of all operations of one group: their number, bytes and times by kind and size, and how many took how long.
+// Statistics of all operations of one group: number, bytes and times by kind and size, and a histogram of durations.
 struct Tally {
   static constexpr std::size_t kinds = num_noted, sizes = 32, durations = 32;
   struct Cell {
@@ -33,30 +33,30 @@ struct Tally {
   Word took[kinds][durations];
 };
 
-// All that a worker has for it.
+// A worker's whole recording.
 struct Recording {
   static constexpr std::size_t entries_held = 1024, notes_held = 4096, groups = 7;
-  static constexpr int most_passed = 16;  // operations under way that are spared in a row
+  static constexpr int most_passed = 16;  // current operations skipped in a row
   static constexpr std::uint64_t first_look = 1 << 16, last_look = std::uint64_t{1} << 31;  // ticks between two looks at both clocks
   enum : std::uint64_t { failed, writing, inside, left };  // in an entry's mark
 
   alignas(64) Word begun;
-  Word looks;  // odd while somebody writes the next four
+  Word looks;  // odd while a thread writes the next four
   Word first_ticks, first_time, last_ticks, last_time;
   Word notes_begun, names_taken;
   Entry entries[entries_held];
   Word notes[notes_held][4], names[128][8], members[32][32];  // Python writes these: torsh_runtime/monitoring/notes.py
   Tally tallies[groups];
 
-  // Once, before anything else.
+  // Call once, before anything else.
   void open() {
     look();
     first_ticks.store(last_ticks.load());
     first_time.store(last_time.load());
   }
 
-  // The number of an operation that begins, whose entry is its own from now on. Operations that are still under way
-  // keep theirs, however many have begun since.
+  // Returns the number of an operation that begins, and claims its entry. Operations that are still running keep
+  // theirs, however many have begun since.
   std::uint64_t claim() {
     std::uint64_t number = begun.fetch_add(1, std::memory_order_relaxed);
     for (int passed = 0; passed < most_passed && is_inside(entries[number % entries_held]); ++passed) {
@@ -74,7 +74,7 @@ struct Recording {
  private:
   static bool is_inside(const Entry& entry) { return (entry.mark.load(std::memory_order_relaxed) & 3) == inside; }
 
-  // Looks at both clocks, unless another thread does.
+  // Reads both clocks, unless another thread is doing so.
   void look() {
     std::uint64_t seen = looks.load(std::memory_order_relaxed);
     if (seen % 2 != 0 || !looks.compare_exchange_strong(seen, seen + 1)) return;
@@ -99,12 +99,13 @@ struct Beginning {
   }
 };
 
-// One group's part in it.
+// One group's part of the recording.
 class Recorder {
  public:
   Recorder() = default;
-  // Null: nothing is recorded. `place`: how many groups the process had before. `has_alone`: nobody else enters
-  // operations of the same kind of this group at the same time; those behind OpKind aside.
+  // `recording` may be null to record nothing. `place` is the number of groups that the process had before.
+  // `has_alone`: no other thread enters operations of the same kind of this group at the same time, except kinds
+  // behind OpKind.
   Recorder(Recording* recording, std::size_t place, std::uint32_t group, std::uint32_t ranks, bool has_alone = true)
       : recording_(recording),
         tally_(recording ? &recording->tallies[place < last ? place : last] : nullptr),
@@ -123,7 +124,7 @@ class Recorder {
   bool is_shared_ = false;
 };
 
-// An operation under way: from enter() to leave() it has an entry, if anything is recorded.
+// A running operation. From enter() to leave() it has an entry, if anything is recorded.
 class Recorded {
  public:
   void enter(const Recorder& recorder, const Beginning& beginning) {
@@ -155,18 +156,18 @@ class Recorded {
   std::uint64_t number() const { return recorder_ != nullptr ? number_ + 1 : 0; }
   bool is_under_way() const { return entry_ != nullptr; }
 
-  // All ranks of the group have entered; the first time counts. Of a message the other rank has.
+  // All ranks of the group have entered; the first call counts. For a message, the other rank has.
   void all_came() {
     if (entry_ != nullptr && came_ == 0) all_came(ticks());
   }
-  // The same, which was known at that time, or before this rank entered.
+  // Like all_came(), known at that time, or before this rank entered.
   void all_came(std::uint64_t time) {
     if (entry_ == nullptr || came_ != 0) return;
     came_ = time > entered_ ? time : entered_;
     if (is_own()) entry_->came.store(came_, std::memory_order_relaxed);
   }
 
-  // What was not known when it began.
+  // Adds facts that were not known when it began.
   void tell(std::uint64_t call, std::uint64_t count, std::uint64_t bytes, std::uint64_t sequence) {
     if (entry_ == nullptr || !is_own()) return;
     bytes_ = bytes;
@@ -178,13 +179,13 @@ class Recorded {
     entry_->mark.store(mark(Recording::inside), std::memory_order_release);
   }
 
-  // It was refused before anything was begun.
+  // Forgets an operation that was refused before it began.
   void cancel() {
     if (entry_ != nullptr && is_own()) entry_->mark.store(0, std::memory_order_relaxed);
     entry_ = nullptr;
   }
 
-  // The same of its number alone.
+  // Adds its number only.
   void tell(std::uint64_t sequence) {
     if (entry_ != nullptr && is_own()) entry_->place.store(sequence, std::memory_order_relaxed);
   }
@@ -205,7 +206,7 @@ class Recorded {
   // No mark is 0, that of an entry that was never used.
   std::uint64_t mark(std::uint64_t state) const { return (number_ + 1) << 2 | state; }
 
-  // Where very many are under way at a time they may overwrite each other.
+  // With very many running at a time they may overwrite each other's entries.
   bool is_own() const { return entry_->mark.load(std::memory_order_relaxed) >> 2 == number_ + 1; }
 
   void count(std::uint64_t took) const {

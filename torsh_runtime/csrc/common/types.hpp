@@ -28,7 +28,7 @@ struct Piece {
 // One for each rank, in order of rank: cuts of one array, or arrays of their own.
 using Pieces = std::span<const Piece>;
 
-// What one rank asked for; ranks compare these to find out that they disagree.
+// One rank's call. Ranks compare calls to find disagreements.
 struct Call {
   static constexpr std::size_t max_dims = 6;
   static constexpr std::int32_t of_list = of_list_root;  // in `root`: a list of arrays, which has no root
@@ -56,7 +56,7 @@ struct Call {
 
   bool is_of_list() const { return root == of_list; }
 
-  // All but its size, in a word, for who reads it in the worker's memory (torsh_runtime/status.py).
+  // Everything but the size in one word, for readers of the worker's memory (torsh_runtime/status.py).
   std::uint64_t summary() const {
     return static_cast<std::uint64_t>(kind) | static_cast<std::uint64_t>(dtype) << 8 | static_cast<std::uint64_t>(op) << 16 |
            static_cast<std::uint64_t>(is_of_list() ? dims : 0) << 24 |

@@ -1,5 +1,5 @@
-// Each collective as a value: what it is called with, and how it runs on a Group. So it can run now,
-// or later on another thread. The buffers must stay until it is over.
+// Each collective as a value: its arguments, and how it runs on a Group. So it can run now, or later on another
+// thread. The buffers must stay until it is over.
 #pragma once
 
 #include <utility>

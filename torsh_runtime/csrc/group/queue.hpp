@@ -1,4 +1,4 @@
-// Operations that were begun and not waited for: one thread carries them out in order.
+// Operations that were begun and not waited for; one thread carries them out in order.
 #pragma once
 
 #include <atomic>
@@ -14,15 +14,15 @@
 
 namespace torsh {
 
-// One of them. Any thread.
+// One queued operation. Any thread.
 class Job {
  public:
   bool over() const { return over_.load(std::memory_order_acquire); }
-  // Waits until it is over, or the time has come (as of now()); whether it is over.
+  // Waits until it is over or until `until` (as of now()); returns whether it is over.
   bool wait_until(double until);
-  // Calls it once when that is over, perhaps now, on any thread.
+  // Calls `then` once when it is over, perhaps now, on any thread.
   void when_over(std::function<void()> then);
-  // Throws what it ended with, if it ended badly. Only when it is over.
+  // Throws its error, if it failed. Only when it is over.
   void result() const;
   // Of the last operation that it is of: its number in the group, and 1 + its number in the recording; 0 is unknown.
   std::uint64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
@@ -57,7 +57,7 @@ class Queue {
   bool is_here() const { return worker_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
   // Whether a thread waits for a job, of this or of a later turn.
   bool is_awaited() const { return awaited_.load(std::memory_order_relaxed) != 0; }
-  // A thread that does, as long as this lives.
+  // Marks a thread that waits, for the lifetime of this object.
   class Awaiting {
    public:
     explicit Awaiting(Queue& queue) : queue_(queue) { queue_.awaited_.fetch_add(1, std::memory_order_relaxed); }
@@ -70,7 +70,7 @@ class Queue {
   };
   // The thread starts with the first job. After close() the job is carried out at once, by the caller.
   JobPtr submit(std::function<void()> body);
-  // Only for what that thread carries out: what its job is of.
+  // Called only from that thread: the operation that its job belongs to.
   void note(std::uint64_t sequence, std::uint64_t entry);
   // Returns when everything submitted is over and the thread has ended.
   void close();

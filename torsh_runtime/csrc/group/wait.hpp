@@ -1,4 +1,4 @@
-// How the wait for an operation that goes on by itself is noted in the recording.
+// Records the wait for an operation that runs on the queue.
 #pragma once
 
 #include <cstdint>

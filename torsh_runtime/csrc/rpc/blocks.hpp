@@ -1,4 +1,4 @@
-// Memory for what is received. Large blocks are used again, since their pages are present then.
+// Memory for received data. Large blocks are reused, since their pages are allocated already.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,8 @@ class Blocks : public std::enable_shared_from_this<Blocks> {
  public:
   ~Blocks();
 
-  // So many bytes, aligned to cache lines and not initialised; given back when the last owner lets
-  // go of it, on any thread. Throws std::bad_alloc.
+  // Returns `bytes` of memory, aligned to cache lines and not initialised. It is freed when its last owner releases
+  // it, on any thread. Throws std::bad_alloc.
   BlockPtr take(std::size_t bytes);
 
  private:

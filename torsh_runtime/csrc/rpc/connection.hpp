@@ -30,22 +30,22 @@ class Connection {
 
   const Keys& keys() const { return keys_; }
   void send(OutgoingMessagePtr outgoing);
-  // Writes what can be now, and gives the messages that are written. Throws StreamEnded.
+  // Writes what is possible now, and returns the messages that are written. Throws StreamEnded.
   void push(std::vector<OutgoingMessagePtr>& written);
   bool is_sending() const { return !out_.empty(); }
   bool is_through() const { return out_.empty() && stream_->is_through(); }
-  // The next frame, once all of it has come that the stream carries; null if it has not. What its table says
-  // to lie in the peer's memory is for fetch(). Throws StreamEnded.
+  // Returns the next frame after all of its bytes in the stream have come; null before. Buffers in the peer's memory
+  // are for fetch(). Throws StreamEnded.
   MessagePtr pull();
-  // Reads that from the peer's process: without any lock. Throws StreamEnded.
+  // Reads those buffers from the peer's process, without any lock. Throws StreamEnded.
   static void fetch(int pid, Message& message);
-  // Whether the peer has ended the connection: what it had lent may be gone.
+  // Whether the peer has ended the connection; memory that it lent may be gone.
   bool is_hung_up() const;
 
-  // Whether there may be more to pull() now: the last read got all that it asked for.
+  // Whether there may be more to pull() now, because the last read was full.
   bool may_have_more() const { return ahead_from_ != ahead_to_ || was_full_; }
 
-  // All that has not been written; the connection is of no more use.
+  // Returns all unwritten messages; the connection cannot be used any more.
   std::vector<OutgoingMessagePtr> abandon();
 
  private:
@@ -70,9 +70,9 @@ class Connection {
   std::deque<Cursor> out_;
   Stage stage_ = Stage::header;
   MessagePtr message_;
-  std::span<std::byte> room_;  // to be filled next
-  std::vector<std::span<std::byte>> rooms_;  // and then these, the last one first
-  std::vector<std::byte> ahead_;  // what is read ahead, so that a small frame takes one read
+  std::span<std::byte> room_;  // to fill next
+  std::vector<std::span<std::byte>> rooms_;  // to fill after that, in reverse order
+  std::vector<std::byte> ahead_;  // bytes read ahead, so that a small frame takes one read
   std::size_t ahead_from_ = 0, ahead_to_ = 0;
   bool was_full_ = false;
   std::uint64_t next_out_ = 0, next_in_ = 0;  // numbers of the next frames with a pickle

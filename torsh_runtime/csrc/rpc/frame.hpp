@@ -1,5 +1,5 @@
-// What goes over a connection of remote calls: a header, a table of the buffers that belong to the
-// pickle, the pickle, and those buffers that the peer does not read from this process's memory.
+// A frame on a connection of remote calls: a header, a table of the buffers that belong to the pickle, the pickle,
+// and those buffers that the peer does not read from this process's memory.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Hub: moving bytes, and who does it.
+// Hub: moves bytes, and decides which thread does so.
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
@@ -16,12 +16,12 @@
 namespace torsh::rpc {
 namespace {
 
-constexpr double between_questions = 2e-3;  // seconds, whether others want to run: that takes 10 us
-constexpr unsigned polls_of_yield = 64;   // after which the peer may run, should it be on this processor
-constexpr unsigned polls_of_all = 4;       // every how manieth poll looks at all connections
+constexpr double between_questions = 2e-3;  // seconds between two looks at whether others want to run, which take 10 us
+constexpr unsigned polls_of_yield = 64;  // polls before a yield, should the peer be on this CPU
+constexpr unsigned polls_of_all = 4;  // every fourth poll looks at all connections
 constexpr double longest_sleep = 1;    // seconds, without a look at deadlines
 constexpr std::size_t much_garbage = 1 << 20;
-constexpr std::size_t long_fetch = 4 << 20;  // bytes, for which others do not wait
+constexpr std::size_t long_fetch = 4 << 20;  // bytes; others do not wait for such a fetch
 
 int cpus() {
   cpu_set_t set;
@@ -30,8 +30,8 @@ int cpus() {
 
 }  // namespace
 
-// Who spins where others want to run gets their messages later than who sleeps: also where the peer has to be woken, for
-// the kernel may put it on this very processor.
+// A thread that spins where others want to run gets their messages later than one that sleeps. That also holds where
+// the peer must be woken, because the kernel may put it on this CPU.
 bool Hub::may_spin(double still, double time) {
   if (still > longest_poll || time > came_ + longest_poll) return false;
   if (time > asked_ + between_questions) {
@@ -48,8 +48,8 @@ void Hub::spin(Lock& lock) {
   lock.lock();
 }
 
-// Moves what can be moved now; whether anything was. Mostly it is on the connection where something came last, and to
-// look there takes half of the time.
+// Moves what can be moved now; returns whether anything was. Mostly that is on the connection where something came
+// last, and looking only there takes half the time.
 bool Hub::poll(Lock& lock) {
   if (++polls_ % polls_of_all != 0) {
     const std::uint64_t before = frames_;
@@ -63,7 +63,7 @@ bool Hub::poll(Lock& lock) {
   return handle(lock, ready);
 }
 
-// In the kernel.
+// Sleeps in the kernel.
 bool Hub::sleep(Lock& lock, double until) {
   const double seconds = std::min(until - now(), look_at_deadlines());
   std::vector<int> ready;
@@ -74,7 +74,7 @@ bool Hub::sleep(Lock& lock, double until) {
   return handle(lock, ready);
 }
 
-// Lets calls fail that are late, and says how many seconds may pass until the next look.
+// Fails late calls, and returns how many seconds may pass until the next look.
 double Hub::look_at_deadlines() {
   const double time = now();
   if (time > expired_ + longest_sleep || (next_deadline_ != 0 && time >= next_deadline_)) expire(time);
@@ -157,7 +157,7 @@ void Hub::take(Lock& lock, Peer& peer, MessagePtr message) {
   }
 }
 
-// What was lent is the sender's again. Of a call there may be nothing left to be noted: it was given up.
+// The lent memory is the sender's again. If the call was given up, there may be nothing to note.
 void Hub::note_taken(Peer& peer, const FrameHeader& taken) {
   const auto is_it = [&taken](const OutgoingMessagePtr& each) { return each->call == taken.call && (each->kind == Kind::request) == (taken.of_request != 0); };
   const auto found = std::find_if(peer.lent.begin(), peer.lent.end(), is_it);

@@ -46,14 +46,14 @@ Item Hub::next(Item::What done) {
 
 bool Hub::can_serve() const { return stopping_ || !news_.empty() || (!requests_.empty() && running_ < setup_.threads + waiting_); }
 
-// Whether a thread that carries out a request is expected to be back soon for those that wait.
+// Whether a thread that carries out a request is expected back soon for those that wait.
 bool Hub::is_attended() const { return running_ > waiting_ && news_.empty() && !stopping_ && !is_stuck_; }
 
-// Whether a thread that is back is to look for the answers that others wait for, before it takes the next request.
+// Whether a thread that returns must read the answers that others wait for before it takes the next request.
 bool Hub::looks_first() const { return !resting_.empty() && !has_leader() && now() > looked_ + between_looks; }
 
-// Whether the request that this thread has carried out was short, and another thread has begun one since: threads that
-// take turns at short ones only wait for Python's lock.
+// Whether this thread's request was short, and another thread has begun one since. Threads that take turns at short
+// requests only wait for the GIL.
 bool Hub::is_spare() const {
   const auto own = last_begun_.find(std::this_thread::get_id());
   if (own == last_begun_.end() || running_ <= waiting_) return false;
@@ -78,7 +78,7 @@ std::optional<Item> Hub::due() {
   return item;
 }
 
-// Its arguments are no longer under way.
+// Notes that the arguments of the request are no longer under way.
 void Hub::tell_begun(const Message& request) {
   try {
     tell_taken(peer(request.connection), request);
@@ -87,7 +87,7 @@ void Hub::tell_begun(const Message& request) {
   }
 }
 
-// The thread leaves with it. One is always left that stands by, and more of them take what is left unless this one is
+// Hands an item to this thread. One thread always stands by, and more of them take what is left unless this one is
 // back soon.
 Item Hub::handed_out(Item item) {
   --idle_servers_;

@@ -1,4 +1,4 @@
-// A reader's end: versions that a writer of the same node publishes.
+// A reader of the versions that a writer of the same node publishes.
 #pragma once
 
 #include <array>
@@ -16,14 +16,14 @@
 
 namespace torsh::rpc {
 
-// A slot's memory in this process: all see the one, and what this process writes to the other stays its own.
+// A slot's memory in this process, mapped twice: shared, and with private writes.
 struct Mapping {
   std::uint64_t inode = 0;
   std::size_t bytes = 0;
   std::shared_ptr<std::byte> shared, own;
 };
 
-// A version, which the writer does not overwrite for as long as this lives.
+// A version that the writer does not overwrite during the lifetime of this lease.
 class Lease {
  public:
   Lease(std::shared_ptr<SlotTable> table, LeaseEntry& entry, ProcessId owner)
@@ -34,8 +34,8 @@ class Lease {
 
   std::uint64_t version() const { return held_.version(); }
   const std::byte* data() const { return memory_.shared.get(); }
-  // The same bytes, for arrays that cannot be made read-only. What is written there is seen by this process alone, and
-  // is gone when the lease ends.
+  // The same bytes, for arrays that cannot be made read-only. Only this process sees what it writes there, until the
+  // lease ends.
   std::byte* writable_data();
   std::size_t bytes() const { return data_; }
   std::string_view text() const { return {reinterpret_cast<const char*>(data()) + data_, text_}; }
@@ -52,7 +52,7 @@ class Lease {
   std::size_t data_ = 0, text_ = 0;
 };
 
-// All leases of the table are taken by living processes.
+// Living processes hold all leases of the table.
 struct NoLeaseLeft : std::exception {
   const char* what() const noexcept override { return "too many readers hold versions at once"; }
 };
@@ -62,19 +62,19 @@ enum class News { newer, closed, lost, late };
 // Any thread.
 class SlotReader {
  public:
-  // Opens the table of the process of this number, which has this descriptor of it. Throws std::system_error if it
-  // cannot be opened: it is not allowed, or the process has ended; or (ENOENT) if it is another table.
+  // Opens the table of process `pid`, which has it as descriptor `file`. Throws std::system_error if that is not
+  // allowed, if the process has ended, or (ENOENT) if it is a different table.
   SlotReader(int pid, int file, const Token& token, std::string name);
 
   // The newest version; 0 if there is none yet.
   std::uint64_t newest() const { return Held{table_->newest.load()}.version(); }
-  // Waits for a later version than this one, for so many seconds. lost: the writer's process has ended; closed: it
+  // Waits up to `seconds` for a later version than `after`. lost: the writer's process has ended; closed: it
   // publishes no more. Throws Interrupted if `interrupted` says so.
   News wait(std::uint64_t after, double seconds, const std::function<bool()>& interrupted) const;
   // Whether a further version may come.
   bool is_open() const { return table_->closed.load() == 0 && !writer_->has_ended() && !writer_->is_ending(); }
-  // The newest version, in one lease for all who hold it by this reader; null if there is none yet. Throws NoLeaseLeft, or std::system_error if the writer has ended and
-  // this reader has never held the slot before.
+  // The newest version, in one lease for all users of this reader; null if there is none yet. Throws NoLeaseLeft, or
+  // std::system_error if the writer has ended and this reader has never held the slot.
   std::shared_ptr<Lease> hold();
 
  private:

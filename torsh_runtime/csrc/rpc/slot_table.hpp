@@ -1,9 +1,10 @@
-// What a writer and its readers share: which slot holds the newest version, and who holds which slot.
+// The table that a writer shares with its readers: which slot holds the newest version, and which readers hold which
+// slot.
 //
-// A slot is memory that holds one version. A reader that wants the newest one takes a lease: it writes into the lease
-// which slot it is about to read, and then looks whether that is still the newest. The writer first makes another
-// version the newest, then looks at the leases, and overwrites a slot only if it is in none of them. All four steps are
-// sequentially consistent, so one of the two sees the other: what a reader holds is not written to (hazard pointers,
+// A slot is memory for one version. A reader that wants the newest one takes a lease: it writes into the lease which
+// slot it is about to read, and then checks whether that is still the newest. The writer first makes another version
+// the newest, then looks at the leases, and overwrites a slot only if no lease has it. All four steps are
+// sequentially consistent, so one of the two sees the other, and a held slot is never overwritten (hazard pointers,
 // Michael, 2004).
 #pragma once
 
@@ -31,7 +32,7 @@ struct Held {
   std::size_t slot() const { return (word & 0xff) - 1; }
 };
 
-// A process of this machine, which no later one of the same number equals, as one word. 0 is none.
+// A process of this machine as one word, different from any later process with the same PID. 0 is none.
 struct ProcessId {
   std::uint64_t word = 0;
 
@@ -45,7 +46,7 @@ struct ProcessId {
 
 struct alignas(64) SlotEntry {
   std::atomic<std::uint64_t> file;   // the writer's descriptor of the slot's memory
-  std::atomic<std::uint64_t> inode;  // which tells whether that descriptor is still this memory
+  std::atomic<std::uint64_t> inode;  // which shows whether that descriptor still is this memory
   std::atomic<std::uint64_t> bytes;  // of the memory
   std::atomic<std::uint64_t> data;   // of the version's arrays, from the beginning of the memory on
   std::atomic<std::uint64_t> text;   // of its description, which follows them
@@ -68,9 +69,9 @@ struct SlotTable {
   std::uint64_t magic;
   Token token;
   alignas(64) std::atomic<std::uint64_t> newest;
-  std::atomic<std::uint32_t> news;    // grows with each version, and readers sleep on it
-  std::atomic<std::uint32_t> closed;  // 1: no further version comes
-  alignas(64) std::atomic<std::uint32_t> released;  // grows with each lease that ends, and the writer sleeps on it
+  std::atomic<std::uint32_t> news;  // grows with each version; readers sleep on it
+  std::atomic<std::uint32_t> closed;  // 1: there will be no further version
+  alignas(64) std::atomic<std::uint32_t> released;  // grows with each lease that ends; the writer sleeps on it
   std::atomic<std::uint32_t> writer_waits;
   std::atomic<std::uint32_t> leases_used;  // leases from this one on have never had an owner
   std::array<SlotEntry, most_slots> slots;

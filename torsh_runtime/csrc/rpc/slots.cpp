@@ -27,7 +27,7 @@ constexpr std::size_t huge_page = 2 << 20;
 
 [[noreturn]] void fail(const char* what) { throw std::system_error(errno, std::generic_category(), what); }
 
-// Memory that others can open, and whose size nobody can change.
+// Creates memory that others can open, and whose size nobody can change.
 Descriptor make_file(std::size_t bytes) {
   Descriptor file(memfd_create("torsh-weights", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (file.number() < 0) fail("memfd_create");
@@ -66,7 +66,7 @@ std::optional<std::size_t> Slots::take(std::size_t bytes, double seconds, const 
   return found;
 }
 
-// Memory that is there already is best: making it takes as long as a copy, or longer.
+// Existing memory is best: allocating it takes as long as a copy, or longer.
 std::optional<std::size_t> Slots::find(std::size_t bytes) {
   if (const auto found = fitting(bytes)) return found;
   if (reap()) {
@@ -87,7 +87,7 @@ std::optional<std::size_t> Slots::fitting(std::size_t bytes) const {
   return std::nullopt;
 }
 
-// Those with memory that neither hold the newest version nor are held.
+// Slots with memory that are neither the newest version nor held.
 std::vector<std::size_t> Slots::free_slots() const {
   std::bitset<most_slots> is_held;
   const auto hold = [&](Held held) {
@@ -126,7 +126,7 @@ void Slots::make(std::size_t slot, std::size_t bytes) {
   slots_[slot] = {std::move(file), memory, whole};
 }
 
-// Readers that have mapped it keep the addresses, and no memory behind them.
+// Readers that have mapped it keep the addresses, without memory behind them.
 void Slots::drop(std::size_t slot) {
   Slot& own = slots_[slot];
   if (!own.memory) return;
@@ -160,7 +160,7 @@ std::size_t Slots::count() const {
   return static_cast<std::size_t>(std::count_if(slots_.begin(), slots_.end(), [](const Slot& each) { return each.memory != nullptr; }));
 }
 
-// A fork of the writer's process has the same table, and says nothing in it.
+// A fork of the writer's process shares the table, and must not write to it.
 void Slots::stop() {
   if (getpid() != pid_ || table_->closed.exchange(1) != 0) return;
   table_->news.fetch_add(1);

@@ -1,4 +1,4 @@
-// The writer's end: the memory of the versions that it publishes.
+// A writer's memory for the versions that it publishes.
 #pragma once
 
 #include <cstddef>
@@ -29,17 +29,17 @@ class Slots {
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
 
-  // The descriptor of the table, and what it begins with: readers open it by both.
+  // The descriptor of the table, and the token that it begins with. Readers need both to open it.
   int file() const { return file_.number(); }
   const Token& token() const { return table_->token; }
 
-  // A slot with at least so many bytes that no reader holds; its memory is made if there is none, up to most_slots.
-  // None if readers still hold all of them after so many seconds, or after stop(). Throws Interrupted if `interrupted` says so.
+  // Returns a slot of at least `bytes` that no reader holds, creating one if needed, up to most_slots. Returns none
+  // if readers still hold all of them after `seconds`, or after stop(). Throws Interrupted if `interrupted` says so.
   std::optional<std::size_t> take(std::size_t bytes, double seconds, const std::function<bool()>& interrupted);
   // The slot's memory, which belongs to the caller from take() to publish().
   const std::shared_ptr<std::byte>& memory(std::size_t slot) const { return slots_[slot].memory; }
   std::size_t bytes(std::size_t slot) const { return slots_[slot].bytes; }
-  // Makes what is in the slot the newest version: so many bytes of arrays, and then of text.
+  // Makes the slot's contents the newest version: `data` bytes of arrays, and then `text` bytes of description.
   void publish(std::size_t slot, std::uint64_t version, std::size_t data, std::size_t text);
   // Living readers that hold a version. Any thread.
   std::vector<Holder> holders() const;
@@ -47,7 +47,7 @@ class Slots {
   std::size_t count() const;
   // Publishes no more; ends take(). Any thread.
   void stop();
-  // The same, and gives the memory back. What readers have mapped stays theirs; others find it no more.
+  // Like stop(), and frees the memory. Readers keep what they have mapped; others do not find it any more.
   void close();
 
  private:
@@ -56,7 +56,7 @@ class Slots {
     std::shared_ptr<std::byte> memory;  // null if the slot has none
     std::size_t bytes = 0;
   };
-  static constexpr std::size_t spare_slots = 2;  // that stay when no reader holds them
+  static constexpr std::size_t spare_slots = 2;  // kept when no reader holds them
 
   std::optional<std::size_t> find(std::size_t bytes);
   std::optional<std::size_t> fitting(std::size_t bytes) const;

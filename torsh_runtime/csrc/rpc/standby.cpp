@@ -1,4 +1,4 @@
-// Hub: who leads while no thread that serves or waits does.
+// Hub: finds a leader while no thread serves or waits.
 #include <algorithm>
 #include <cmath>
 
@@ -12,11 +12,11 @@ namespace torsh::rpc {
 namespace {
 
 constexpr double tick = 500e-6;      // seconds
-constexpr unsigned calls_of_look = 8;  // after which who begins calls takes in what has come
+constexpr unsigned calls_of_look = 8;  // calls begun before the caller reads what has come
 
 }  // namespace
 
-// Who is to lead when this thread no longer does.
+// Passes the lead on when this thread no longer leads.
 void Hub::pass_on() {
   if (!resting_.empty() && !is_left_to_servers()) {
     resting_.front()->notify_all();
@@ -25,7 +25,7 @@ void Hub::pass_on() {
   }
 }
 
-// This thread has led, or may, and does not now.
+// Notes that this thread has led, or could have, and does not now.
 void Hub::note_turn() {
   const double time = now();
   if (calls_.size() > 1 || !requests_.empty()) many_ = time;
@@ -41,7 +41,7 @@ void Hub::note_turn() {
   }
 }
 
-// Who begins many calls has their results taken in by nobody else meanwhile.
+// Reads results for a thread that begins many calls, since no other thread does so meanwhile.
 void Hub::look_in(Lock& lock) {
   if (has_leader()) return;
   note_turn();
@@ -66,7 +66,7 @@ void Hub::disarm() {
   armed_ = false;
 }
 
-// Has a thread that stands by look when it is over whether others still come back to lead and to serve.
+// Starts a tick, after which a thread that stands by checks whether others still return to lead and serve.
 void Hub::start_tick() {
   if (ticking_) return;
   itimerspec after{};
@@ -91,14 +91,14 @@ void Hub::wake_server() {
   if (standing_by_ != 0) wake(standby_wakeup_);
 }
 
-// There are requests, for this thread if it leads to serve, for one that is back soon, or for one that stands by.
+// Offers requests: to this thread if it leads to serve, to one that is back soon, or to one that stands by.
 void Hub::offer() {
   if (leader_serves_ && leads()) return;
   is_attended() ? start_tick() : wake_server();
 }
 
-// Sleeps in the kernel until something comes that nobody else takes, or that this thread is wanted for. Several may: the
-// kernel wakes one of them for each. Whether what has come is to be gone on with.
+// Sleeps in the kernel until something comes that no other thread takes, or until this thread is needed. Several may
+// sleep; the kernel wakes one of them for each event. Returns whether to continue with what has come.
 bool Hub::stand_by(Lock& lock) {
   ++standing_by_;
   if (!has_leader() && !ticking_) arm();
@@ -126,7 +126,7 @@ bool Hub::stand_by(Lock& lock) {
   return !has_leader() && take_in(lock, true);
 }
 
-// What is there, once. Whether there is a request, or a part of a message.
+// Reads what is there, once. Returns whether there is a request, or a part of a message.
 bool Hub::take_in(Lock& lock, bool serves) {
   leader_ = std::this_thread::get_id();
   leader_serves_ = serves;

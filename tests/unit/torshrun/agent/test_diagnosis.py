@@ -24,9 +24,9 @@ from torshrun.failure.memory import MemoryWatch
 from torshrun.health.pages import WorkerStatus
 from torshrun.health.recordings import Recordings
 from torshrun.safe_files import Folder
-from torshrun.workers.group import Worker
 from torshrun.workers.logs.stream import TAIL_BYTES, Stream
 from torshrun.workers.spec import Assignment
+from torshrun.workers.worker import Worker
 
 Result = TypeVar("Result")
 

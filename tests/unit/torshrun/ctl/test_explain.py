@@ -10,10 +10,11 @@ from support.operations import operation
 
 from torsh_runtime.monitoring.layout import Operation
 from torsh_runtime.monitoring.notes import Group, Note
-from torshrun.ctl.explain import JSON_BYTES, as_object, in_words, of_kept, of_running
+from torshrun.ctl.explain import of_kept, of_running
 from torshrun.ctl.places import Unfit
 from torshrun.ctl.recorded import Recorded
 from torshrun.ctl.stacks import Stands, of_answers
+from torshrun.ctl.verdict import JSON_BYTES, as_object, in_words
 from torshrun.failure.exported_reports import encode, encode_finding
 from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.rank_report import RankReport

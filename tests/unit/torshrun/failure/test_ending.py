@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
-from torshrun.failure.cause import blamed, diagnose, explain
 from torshrun.failure.ending import NO_ENDING, Ending, parse
+from torshrun.failure.exit_diagnosis import blamed, diagnose
 from torshrun.failure.exits import Exit, how
+from torshrun.failure.explanation import explain
 from torshrun.failure.kinds import Kind
 from torshrun.failure.last_words import last_words
 from torshrun.failure.report import describe

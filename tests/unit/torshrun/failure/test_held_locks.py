@@ -6,7 +6,7 @@ import pytest
 from support.exits import an_exit, raised
 
 from torshrun.failure.blocked_at import BlockedAt
-from torshrun.failure.cause import diagnose
+from torshrun.failure.exit_diagnosis import diagnose
 from torshrun.failure.graph import find
 from torshrun.failure.held_locks import says_held
 from torshrun.failure.kinds import Diagnosis, Kind

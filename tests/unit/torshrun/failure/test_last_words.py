@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.exits import VALUE_ERROR, an_exit, raised
 
 from torshrun.failure.ending import Ending
-from torshrun.failure.last_words import TAIL_LINES, Words, find_trace, last_words
+from torshrun.failure.last_words import TAIL_LINES, last_words
+from torshrun.failure.tracebacks import Words, find_trace
 
 SEGFAULT = b"""step 7
 Fatal Python error: Segmentation fault

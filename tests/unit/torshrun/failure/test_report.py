@@ -8,8 +8,8 @@ import pytest
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
 from torshrun.failure import report
-from torshrun.failure.cause import explain
 from torshrun.failure.exits import Exit
+from torshrun.failure.explanation import explain
 from torshrun.failure.report import LINE_CHARS, SHOWN_LINES
 
 

@@ -13,8 +13,8 @@ from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.rank_report import RankReport
 from torshrun.failure.root_cause import RootCause
 from torshrun.failure.suspect import Suspect
+from torshrun.rendezvous.actions import Conclude, Form
 from torshrun.rendezvous.rows import LONGEST_TEXT, NodeRow, VerdictRow, can_be_read
-from torshrun.rendezvous.state import Conclude, Form
 
 CLOSING = header(phase="closing", failed=True)
 

@@ -15,8 +15,8 @@ from support.led_nodes import (
     view,
 )
 
+from torshrun.rendezvous.actions import Form
 from torshrun.rendezvous.rows import NodeRow
-from torshrun.rendezvous.state import Form
 
 
 def earlier(name: str, token: str = "old", **changes: Any) -> NodeRow:

@@ -20,10 +20,10 @@ from support.led_nodes import (
     view,
 )
 
+from torshrun.rendezvous.actions import Close
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.heartbeats import Heartbeat
 from torshrun.rendezvous.restart import STABLE_SECONDS, Hosts
-from torshrun.rendezvous.state import Close
 
 
 def lose(seen: ClusterState, name: str, number: int, now: float, host: str = "h") -> None:

@@ -16,7 +16,7 @@ from support.led_nodes import (
 )
 
 from torshrun import exit_codes
-from torshrun.rendezvous.state import Close, Conclude, Form
+from torshrun.rendezvous.actions import Close, Conclude, Form
 
 
 def test_a_failure_closes_the_round_and_is_restarted() -> None:

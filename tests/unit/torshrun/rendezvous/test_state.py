@@ -21,11 +21,11 @@ from support.led_nodes import (
 )
 
 from torshrun import exit_codes
+from torshrun.rendezvous.actions import Adopt, Close, Conclude, Form, ListNodes
 from torshrun.rendezvous.heartbeats import Heartbeat
 from torshrun.rendezvous.rows import Header, SizeWanted, StopWanted
 from torshrun.rendezvous.selection import seat
 from torshrun.rendezvous.settings import Settings
-from torshrun.rendezvous.state import Adopt, Close, Conclude, Form, ListNodes
 
 
 def test_the_first_round_waits_for_all_or_for_the_last_call() -> None:

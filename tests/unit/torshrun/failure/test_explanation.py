@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from support.exits import PEER_LOST, VALUE_ERROR, an_exit, raised
 
-from torshrun.failure.cause import blamed, diagnose, explain
+from torshrun.failure.exit_diagnosis import blamed, diagnose
 from torshrun.failure.exits import Exit, OomEvidence
+from torshrun.failure.explanation import explain
 from torshrun.failure.kinds import Kind
 from torshrun.failure.likeness import fingerprint
 
