@@ -47,7 +47,7 @@ class WorkerSpec:
     cpus: tuple[CpuSet, ...]
     """The processors of each local rank; an empty set is no binding."""
     shares_session: bool = False
-    """Whether all workers are in the keeper's session, because they are more than the processors.
+    """True if all workers are in the keeper's session, because they are more than the processors.
 
     Linux gives each session a share of the processors (sched(7), autogroups), so that a worker
     which yields hands its turn to another one of its own session only.
@@ -193,7 +193,7 @@ class Assignment:
     folder: str
     """Directory of this worker for its output; only the agent writes there."""
     shares_session: bool = False
-    """See WorkerSpec."""
+    """Like WorkerSpec.shares_session."""
 
 
 def assign(spec: WorkerSpec, first: WorkerEnv, folder: str) -> tuple[Assignment, ...]:

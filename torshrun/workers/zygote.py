@@ -59,7 +59,7 @@ class Zygote:
     """Facts about what to import, and for whom: see startup/torsh_standby.py."""
     around: ZygoteServices
     shares_session: bool = False
-    """See WorkerSpec: that of workers and so of standbys."""
+    """Like WorkerSpec.shares_session, for standbys."""
 
     def __post_init__(self) -> None:
         self.state = machine.State()

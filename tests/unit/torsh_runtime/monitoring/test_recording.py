@@ -39,7 +39,7 @@ class Pair:
             native_group(self.descriptor, rank, [os.getpid()] * 2, None, number, memory)
             for rank, memory in enumerate(self.memory)
         ]
-        self.both("meet", last=())
+        self.both("handshake", last=())
 
     def both(self, call: str, *arguments: object, last: tuple[object, ...] = (False,)) -> None:
         """Call it on both ranks, each with copies of the arrays."""
