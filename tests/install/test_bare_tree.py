@@ -40,7 +40,7 @@ def typed(tree: BareTree, line: str, *variables: str, user: int = 0) -> str:
     return done.output
 
 
-@pytest.mark.parametrize("section", ["Try it", "Test it"])
+@pytest.mark.parametrize("section", ["Try it", "Development"])
 def test_root_types_the_command(section: str) -> None:
     with bare_tree() as tree:
         output = typed(tree, command_of(section), SUBSET)
@@ -51,7 +51,7 @@ def test_root_types_the_command(section: str) -> None:
             assert "epoch 400" in output
 
 
-@pytest.mark.parametrize("section", ["Try it", "Test it"])
+@pytest.mark.parametrize("section", ["Try it", "Development"])
 def test_another_user_is_told_what_root_has_to_type_first(section: str) -> None:
     with bare_tree(owner=USER) as tree:
         first = tree.type(command_of(section), SUBSET, user=USER)

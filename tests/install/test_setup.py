@@ -145,21 +145,68 @@ def test_what_cannot_be_done_is_said_in_a_line(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_what_takes_minutes_is_said_before_and_after(machine: Machine, tmp_path: Path) -> None:
-    machine.gets("c++", "cc", "mkdir", "cp")
-    python = machine.makes(
-        "python", '[ "$2" != venv ] || { mkdir -p "$3/bin"; cp "$0" "$3/bin/"; }'
-    )
-    script = tmp_path / "scripts" / "setup"
+def with_pip(machine: Machine, folder: Path, pip: str, **environ: str) -> tuple[int, list[str]]:
+    """How setup ends, and what it says, where the virtual environment's pip does this."""
+    machine.gets("c++", "cc", "mkdir", "cp", "sleep")
+    venv = 'if [ "$2" = venv ]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/"; exit; fi'
+    python = machine.makes("python", f'{venv}\n[ "$2" = pip ] || exit 0\n{pip}')
+    script = folder / "scripts" / "setup"
     script.parent.mkdir()
     shutil.copy(SETUP, script)
-    environ = {"PATH": str(python.parent), "PYTHON": str(python)}
-    done = subprocess.run([script], env=environ, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr.splitlines() == [
-        "scripts/setup: making .venv with torshrun in it: packages are fetched and C++ is "
-        "compiled, for some minutes",
-        "scripts/setup: done; now type: . .venv/bin/activate",
+    variables = {"PATH": str(python.parent), "PYTHON": str(python), **environ}
+    done = subprocess.run([script], env=variables, capture_output=True, text=True, timeout=60)
+    assert done.stdout == ""
+    said = re.sub(r"\d+ s\b", "N s", done.stderr.replace("scripts/setup: ", ""))
+    return done.returncode, said.splitlines()
+
+
+BEFORE = [
+    "making .venv with torshrun in it, in 2 to 4 minutes on 2 CPUs",
+    "making the virtual environment: some seconds",
+]
+PIP = """
+echo "Processing /src"
+echo "  Installing build dependencies: started"
+echo "  Installing build dependencies: finished with status 'done'"
+echo "Collecting click>=8.1 (from torshrun==0.2.0)"
+echo "Collecting numpy>=1.26 (from torshrun==0.2.0)"
+echo "Building wheels for collected packages: torshrun"
+echo "  Building wheel for torshrun (pyproject.toml): started"
+echo "  Building wheel for torshrun (pyproject.toml): finished with status 'done'"
+echo "Installing collected packages: click, numpy, torshrun"
+echo "Successfully installed torshrun-0.2.0"
+"""
+
+
+def test_each_step_is_said_with_how_long_it_takes(machine: Machine, tmp_path: Path) -> None:
+    assert with_pip(machine, tmp_path, PIP) == (
+        0,
+        [
+            *BEFORE,
+            "fetching the tools of the build: half a minute",
+            "fetching packages: half a minute, with torch some minutes",
+            "compiling C++: 1 to 2 minutes on 2 CPUs",
+            "installing packages: half a minute, with torch a minute",
+            "done after N s; now type: . .venv/bin/activate",
+        ],
+    )
+
+
+def test_a_step_that_takes_long_gives_signs_of_life(machine: Machine, tmp_path: Path) -> None:
+    pip = "echo '  Building editable for torshrun (pyproject.toml): started'; sleep 4"
+    code, said = with_pip(machine, tmp_path, pip, SETUP_PULSE="1")
+    assert code == 0
+    assert said[2] == "compiling C++: 1 to 2 minutes on 2 CPUs"
+    assert said.count("still compiling C++, for N s") >= 2
+
+
+def test_what_pip_complains_of_is_shown_and_ends_it(machine: Machine, tmp_path: Path) -> None:
+    pip = "echo 'Collecting click>=8.1'; echo 'ERROR: no such package' >&2; exit 3"
+    code, said = with_pip(machine, tmp_path, pip)
+    assert code == 3
+    assert sorted(said[2:]) == [
+        "ERROR: no such package",
+        "fetching packages: half a minute, with torch some minutes",
     ]
 
 
