@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import inspect
+import textwrap
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.public_names import PACKAGES, public_objects
 
 import torsh_runtime as tr
 
@@ -31,6 +34,37 @@ def test_type_checkers_and_programs_see_the_same_names() -> None:
 def test_every_name_is_there_and_documented() -> None:
     for name in tr.__all__:
         assert getattr(tr, name).__doc__, f"{name} has no docstring"
+
+
+@pytest.mark.parametrize("name", ["", *PACKAGES], ids=lambda name: name or "torsh_runtime")
+def test_each_has_an_example_and_tells_what_it_raises(name: str) -> None:
+    """What a function itself raises: errors of what it calls are in the text where they matter."""
+    chosen = {
+        full: each
+        for full, each in public_objects().items()
+        if full.rpartition(".")[0] == name and (inspect.isroutine(each) or inspect.isclass(each))
+    }
+    assert chosen
+    without = [
+        full for full, each in chosen.items() if "Example:" not in (inspect.getdoc(each) or "")
+    ]
+    assert not without
+    silent = [full for full, each in chosen.items() if raises(each) and not tells(each)]
+    assert not silent
+
+
+def raises(function: Any) -> bool:
+    """Whether a `raise` of an error stands in the function's own text."""
+    if not inspect.isfunction(function):
+        return False
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    return any(isinstance(node, ast.Raise) and node.exc for node in ast.walk(tree))
+
+
+def tells(function: Any) -> bool:
+    """Whether its docstring has errors."""
+    text = inspect.getdoc(function) or ""
+    return "Raises:" in text or "Error" in text
 
 
 def test_signatures_are_those_of_torch_distributed() -> None:
