@@ -78,8 +78,9 @@ def searched(page: Page, base: str) -> Iterator[str]:
     for question in yaml.safe_load((ROOT / "tests" / "site" / "questions.yml").read_text()):
         page.goto(base)
         page.keyboard.press("Control+k")
-        page.wait_for_timeout(300)
-        page.keyboard.type(question["ask"])
+        field = page.locator("input:focus")
+        field.wait_for(timeout=10_000)  # ms
+        field.press_sequentially(question["ask"])
         links = page.locator("ol li a")
         with contextlib.suppress(TimeoutError):
             links.first.wait_for(timeout=10_000)  # ms
