@@ -44,6 +44,7 @@ class Spawn:
     announced_cpus: int = 0
     announced_fds: int = 0
     fds: list[int] = field(default_factory=list)
+    shares_session: int = 0
     tail: bytes = b""
     """What follows the last string."""
 
@@ -51,7 +52,9 @@ class Spawn:
     def body(self) -> bytes:
         head = (self.number, self.announced_fds, self.argc, self.envc, self.announced_cpus)
         strings = b"".join(string + b"\0" for string in self.strings)
-        return b"S" + struct.pack("=5I", *head) + self.cpus + strings + self.tail
+        return (
+            b"S" + struct.pack("=6I", *head, self.shares_session) + self.cpus + strings + self.tail
+        )
 
     @property
     def makes_sense(self) -> bool:
@@ -128,6 +131,7 @@ class Fuzzer:
         argv = [b"/bin/touch", target]
         envp = [self.mark, *(b"V%d=x" % n for n in range(self.chance.randrange(4)))]
         spawn = Spawn(self._number, [b"", *argv, *envp], len(argv), len(envp))
+        spawn.shares_session = self.chance.choice((0, 1, 2**32 - 1))
         if self.chance.random() < 0.3:
             spawn.fds = [NULL] * self.chance.randrange(1, 4)
             spawn.announced_fds = len(spawn.fds)
