@@ -32,6 +32,9 @@ REFUSED = (errno.EBADMSG, b"r")
 SANITIZED = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 
 
+HEAD = struct.Struct("=6I")
+
+
 @dataclass
 class Spawn:
     """A request to start a program, which makes a file, and what is to become of it."""
@@ -52,14 +55,12 @@ class Spawn:
     def body(self) -> bytes:
         head = (self.number, self.announced_fds, self.argc, self.envc, self.announced_cpus)
         strings = b"".join(string + b"\0" for string in self.strings)
-        return (
-            b"S" + struct.pack("=6I", *head, self.shares_session) + self.cpus + strings + self.tail
-        )
+        return b"S" + HEAD.pack(*head, self.shares_session) + self.cpus + strings + self.tail
 
     @property
     def makes_sense(self) -> bool:
         """Whether a strict reader finds exactly what the head announces."""
-        rest = self.body[21:]
+        rest = self.body[1 + HEAD.size :]
         if self.argc == 0 or self.announced_cpus > len(rest) or self.announced_fds != len(self.fds):
             return False
         words = rest[self.announced_cpus :].split(b"\0")
