@@ -31,7 +31,6 @@ class Bucket(Protocol):
         def hook(group, bucket):
             return tr.all_reduce(bucket.array, tr.ReduceOp.AVG, group, async_op=True)
 
-        ```python
         model.register_comm_hook(None, hook)
         ```
     """

@@ -96,7 +96,6 @@ class ElasticAgent:
         def train(checkpointer):
             return fit(checkpointer)  # restores its state first, and returns the loss
 
-        ```python
         if __name__ == "__main__":
             loss = tr.elastic.ElasticAgent(min_workers=2, checkpoint_dir="kept").run(train)
         ```

@@ -164,7 +164,6 @@ def run(
         def train(state):
             fit(state)
 
-        ```python
         train(tr.elastic.State(model=model, step=0))
         ```
     """

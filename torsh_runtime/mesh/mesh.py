@@ -226,9 +226,6 @@ class DeviceMesh:
         Returns:
             The new mesh.
 
-        Returns:
-            The new mesh.
-
         Raises:
             ConfigError: For a part of a mesh, and if the sizes do not fit the ranks.
 

@@ -51,7 +51,6 @@ class Bottleneck(NamedTuple):
         def callback(found: tr.monitoring.Bottleneck) -> None:
             print(found.event, found.text)
 
-        ```python
         tr.monitoring.start(tr.monitoring.BottleneckDetectionConfig(callback=callback))
         ```
     """

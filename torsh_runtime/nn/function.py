@@ -63,7 +63,6 @@ class Function:
             forward = staticmethod(lambda ctx, x: 2 * x)
             backward = staticmethod(lambda ctx, gradient: 2 * gradient)
 
-        ```python
         Double.apply(x)
         ```
     """

@@ -31,7 +31,6 @@ class Optimizer:
             def update(self, param, gradient, group, state):
                 param.data -= group["lr"] * np.sign(gradient)
 
-        ```python
         optimizer = SignDescent(model.parameters(), {"lr": 1e-3})
         ```
     """

@@ -24,7 +24,6 @@ class LRScheduler:
             def rate(self, base, group):
                 return base / 2**self.last_epoch
 
-        ```python
         schedule = Halving(optimizer)
         ```
     """

@@ -43,7 +43,6 @@ def init_parameters(
         def init(name, tensor):
             torch.nn.init.normal_(tensor, std=0.02) if tensor.ndim > 1 else tensor.zero_()
 
-        ```python
         tr.init_parameters(model, init, seed=1, mesh=mesh)
         ```
     """

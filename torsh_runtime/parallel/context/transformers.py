@@ -211,7 +211,7 @@ def register_context_attention(
     except ImportError:
         raise ConfigError(
             "transformers has no AttentionMaskInterface, without which masks of models cannot be "
-            "understood: install transformers 4.53 or newer"
+            "understood: install transformers 4.57 or newer"
         ) from None
     masks.register(name, masked)
     return name

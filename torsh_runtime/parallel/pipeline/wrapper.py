@@ -45,7 +45,7 @@ AXIS = "pp"
 _WHOLE = "save pipeline.module with a Checkpointer and load that into a model in one process"
 _INSTEAD = {
     "generate": f": no rank has all layers, and stages keep no cache. To generate, {_WHOLE}",
-    "save_pretrained": f": no rank has all layers. To save as transformers does, {_WHOLE}",
+    "save_pretrained": ": no rank has all layers. Call tr.save_pretrained(pipeline, path) instead",
 }
 """Alternatives to methods that pipelines do not have."""
 _DIVIDED = (

@@ -107,9 +107,9 @@ def _check_counts(where: str, module: Module, entries: Mapping[str, Any]) -> Non
     for name, count in _counts(module):
         if name not in told and any(size % count == 0 for size in sizes):
             raise ConfigError(
-                f"{where!r} is a {type(module).__name__}, whose forward() counts heads by its "
-                f"{name}, which is {count}, and each rank has some of them: say "
-                f"Heads({count}, cut=({name!r},)) of it in the plan"
+                f"{where!r} is a {type(module).__name__}, which counts heads by its {name} of "
+                f"{count}, and each rank has only some of them: give it "
+                f"Heads({count}, cut=({name!r},)) in the plan"
             )
 
 
