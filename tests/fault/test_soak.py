@@ -93,12 +93,12 @@ def worker_place(pid: int) -> tuple[int, int] | None:
     """Round and rank of a worker; None for its child and for what has ended."""
     try:
         environ = Path(f"/proc/{pid}/environ").read_bytes().decode()
-        session = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
+        group = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[2])
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return None
     found = dict(entry.partition("=")[::2] for entry in environ.split("\0"))
-    if "RANK" not in found or session != pid or b"worker.py" not in command:
+    if "RANK" not in found or group != pid or b"worker.py" not in command:
         return None
     return int(found["TORSH_ROUND"]), int(found["RANK"])
 
