@@ -71,6 +71,14 @@ class Job:
                 stderr=log,
             )
 
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """A job that a failed test leaves would run for ever."""
+        self.process.kill()
+        self.process.wait(PATIENCE)
+
     def workers(self) -> dict[int, int]:
         """Pid of each rank's worker of the newest round, by rank."""
         newest: dict[int, tuple[int, int]] = {}
@@ -119,15 +127,16 @@ def test_workers_are_killed_again_and_again(
     tmp_path: Path, soak: bool, chance: random.Random
 ) -> None:
     kills = 100 if soak else 8
-    job = Job(tmp_path, kills - 1)
     victims = []
-    for number in range(kills):
-        assert soon(lambda n=number: at_work(job, n), PATIENCE), f"no round {number}:\n{job.text()}"
-        time.sleep(chance.random() * 0.8)
-        rank, pid = chance.choice(sorted(job.workers().items()))
-        os.kill(pid, signal.SIGKILL)
-        victims.append((rank, pid))
-    assert job.process.wait(PATIENCE) == exit_codes.BUDGET_SPENT
+    with Job(tmp_path, kills - 1) as job:
+        for number in range(kills):
+            came = soon(lambda n=number: at_work(job, n), PATIENCE)
+            assert came, f"no round {number}:\n{job.text()}"
+            time.sleep(chance.random() * 0.8)
+            rank, pid = chance.choice(sorted(job.workers().items()))
+            os.kill(pid, signal.SIGKILL)
+            victims.append((rank, pid))
+        assert job.process.wait(PATIENCE) == exit_codes.BUDGET_SPENT
     job.assert_nothing_is_left()
     reported = re.findall(
         r"rank (\d+) (?:most likely )?failed first: killed by SIGKILL.* pid (\d+),", job.text()
@@ -146,12 +155,10 @@ def test_agents_are_killed_again_and_again(
     tmp_path: Path, soak: bool, chance: random.Random
 ) -> None:
     for _ in range(20 if soak else 4):
-        job = Job(tmp_path, 3)
-        time.sleep(chance.random() * 2.0)
-        workers = list(job.workers().values())
-        if workers and chance.random() < 0.3:  # in the middle of a restart
-            os.kill(chance.choice(workers), signal.SIGKILL)
-            time.sleep(chance.random() * 0.3)
-        job.process.kill()
-        job.process.wait(PATIENCE)
+        with Job(tmp_path, 3) as job:
+            time.sleep(chance.random() * 2.0)
+            workers = list(job.workers().values())
+            if workers and chance.random() < 0.3:  # in the middle of a restart
+                os.kill(chance.choice(workers), signal.SIGKILL)
+                time.sleep(chance.random() * 0.3)
         job.assert_nothing_is_left()
