@@ -21,6 +21,8 @@ RANKS, VICTIM = 3, 1
 ELEMENTS = 3 * 400_000
 BRIEFLY = 0.3
 """Seconds that the others wait for a rank that is stopped."""
+UNTIL_HELD = 1.0
+"""Seconds of an operation in which one rank is stopped at each system call."""
 
 Array = NDArray[np.float32]
 Operation = Callable[[ProcessGroup, Array, Array], object]
@@ -102,17 +104,17 @@ def test_who_was_held_at_the_very_moment_of_writing_writes_nothing(
     monkeypatch.setenv("TORSH_SHARE_ARRAYS", "0")  # where others write with plain stores
 
     def body(rank: int) -> bool:
-        group = tr.new_group(timeout=BRIEFLY)
+        group = tr.new_group(timeout=UNTIL_HELD)
         whole = np.zeros(ELEMENTS, np.float32)
         with pytest.raises(tr.CommError):
             forever(OPERATIONS[name], group, whole, whole)
         whole[:] = 7
-        time.sleep(4 * BRIEFLY)  # the victim goes on meanwhile
+        time.sleep(4 * UNTIL_HELD)  # the victim goes on meanwhile
         return bool((whole == 7).all())
 
     def hold(pids: list[int]) -> None:
-        time.sleep(4 * BRIEFLY)
+        time.sleep(4 * UNTIL_HELD)
         with held_at_call(pids[VICTIM], "process_vm_writev"):
-            time.sleep(3 * BRIEFLY)
+            time.sleep(3 * UNTIL_HELD)
 
     assert run_processes(2, body, 30.0, hold)[1 - VICTIM] is True

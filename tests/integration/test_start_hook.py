@@ -347,7 +347,7 @@ def noted(folder: Path, code: str, *asked: int) -> tuple[int, list[dict[str, Any
         assert worker.stdout
         if worker.stdout.readline():
             for number, signo in enumerate(asked):
-                assert soon(lambda n=number: n == 0 or notes.exists())
+                assert soon(lambda n=number: n == 0 or (notes.exists() and notes.stat().st_size))
                 worker.send_signal(signo)
         worker.stdout.read()
     lines = notes.read_text().splitlines() if notes.exists() else []
