@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import resource
 import signal
@@ -135,6 +136,26 @@ def test_a_worker_may_share_the_keepers_session(talk: Conversation) -> None:
     (exited,) = talk.until(k.Exited)
     assert isinstance(exited, k.Exited)
     assert exited.status == 0
+
+
+@pytest.mark.parametrize("shares_session", [False, True])
+@pytest.mark.parametrize("parent", ["none", "plain", "group"])
+def test_a_worker_notes_its_end_as_its_own(
+    talk: Conversation, tmp_path: Path, parent: str, shares_session: bool
+) -> None:
+    """And a process that it has started, maybe in a group of its own, does not."""
+    environ = {
+        "PYTHONPATH": str(Path(k.__file__).with_name("startup")),
+        "TORSH_STACK_FILE": str(tmp_path / "stack"),
+    }
+    script = [sys.executable, "-c", "raise ValueError"]
+    group = ", process_group=0" if parent == "group" else ""
+    runs = f"import subprocess, sys; subprocess.run(sys.argv[1:]{group})"
+    starter = [] if parent == "none" else [sys.executable, "-I", "-c", runs]  # without the hook
+    talk.spawn(0, [*starter, *script], shares_session=shares_session, **environ)
+    talk.until(k.Exited)
+    (note,) = map(json.loads, (tmp_path / "stack_end").read_text().splitlines())
+    assert (note["errors"], note["own"]) == (["ValueError"], parent == "none")
 
 
 def test_signals_reach_the_group_of_one_worker_or_all(talk: Conversation) -> None:

@@ -176,8 +176,14 @@ class EndNotes:
         return json.dumps(dict(known, **facts))
 
     def _is_own(self) -> bool:
-        """Return whether this is the worker itself, and not a process that it has started."""
-        return os.getpgrp() == self._own
+        """Return whether this is the worker itself, and not a process that it has started.
+
+        A worker leads a session, or a process group in the session of its parent, the keeper.
+        """
+        if os.getsid(0) == self._own or os.getpgrp() != self._own:
+            return os.getsid(0) == self._own
+        with open("/proc/%d/comm" % os.getppid()) as file:  # noqa: UP031
+            return file.read().strip() == "torsh-keeper"
 
     def _write(self, line: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
