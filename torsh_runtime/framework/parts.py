@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
 
@@ -14,10 +16,13 @@ class Part:
     name: str
     group: ProcessGroup
     """Ranks that have the other parts."""
-    dim: int | None
-    """Along which it is cut; None: in order of its elements."""
+    dim: int
+    """Along which it is cut."""
     clipping: str
     """The call that clips gradients of such parts."""
+    own: Callable[[Sequence[Any]], None] | None = None
+    """Lets single ranks own such parameters as a whole. All ranks call it. None: it is cut for
+    good."""
 
 
 @dataclass(frozen=True, slots=True)

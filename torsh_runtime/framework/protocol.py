@@ -304,7 +304,7 @@ class Framework(Protocol[T, V, M]):
         same: they refuse what would go wrong."""
 
     def is_piece_of_wrapper(self, parameter: T) -> bool:
-        """Return whether a wrapper has cut a parameter in order of its elements."""
+        """Return whether a wrapper has cut a parameter."""
 
     def is_made_of_others(self, tensor: T) -> bool:
         """Return whether a tensor consists of other tensors, and has no memory of its own."""

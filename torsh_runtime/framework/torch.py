@@ -21,6 +21,7 @@ from torsh_runtime.framework.torch_splitting import TorchSplitter
 from torsh_runtime.integrations.torch import parts
 from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
 from torsh_runtime.integrations.torch.marking import mark_optimizers
+from torsh_runtime.integrations.torch.marks import marks_of
 from torsh_runtime.integrations.torch.watched import watched_type
 
 Tensor = torch.Tensor
@@ -170,8 +171,8 @@ class TorchFramework:
         parts.mark(parameter, mark)
 
     def is_piece_of_wrapper(self, parameter: Tensor) -> bool:
-        marks = parts.marks_of(parameter)
-        return marks is not None and any(part.dim is None for part in marks.parts)
+        marks = marks_of(parameter)
+        return marks is not None and any(part.own is not None for part in marks.parts)
 
     is_made_of_others = staticmethod(is_made_of_others)
 

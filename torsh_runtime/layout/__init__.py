@@ -10,6 +10,7 @@ from torsh_runtime.layout.placement import (
     TensorLayout,
     even_cuts,
 )
+from torsh_runtime.layout.rows import owner_cuts, row_cuts, row_size
 
 __all__ = [
     "Flat",
@@ -24,4 +25,7 @@ __all__ = [
     "cover",
     "even_cuts",
     "overlaps",
+    "owner_cuts",
+    "row_cuts",
+    "row_size",
 ]

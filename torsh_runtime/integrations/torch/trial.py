@@ -9,7 +9,7 @@ import copy
 import logging
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,10 +32,12 @@ _RATE = 1e-2
 
 
 class Stepped(NamedTuple):
-    """Holds the result of a trial. is_elementwise is also true if that cannot be determined."""
+    """Holds the result of a trial."""
 
     is_elementwise: bool
     reason: str = ""
+    is_certain: bool = True
+    """False if the optimizer could not be tried. is_elementwise is true then."""
 
 
 def trial(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool) -> Stepped:
@@ -45,11 +47,33 @@ def trial(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool) -> Ste
 
     marked: marks of the cut parameters, by id(). has_closure: whether step() is given a closure.
     """
+    return _in_all(_tried, optimizer, marked, has_closure)
+
+
+def trial_of_each(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool) -> Stepped:
+    """Make a trial, and find out as well whether copies change a parameter as they would if other
+    parameters had no gradients. Else a rank that owns only some of them could not step these.
+
+    marked: marks of the parameters that are cut, even if ranks own what they can own as a whole.
+    """
+    found = _in_all(_tried, optimizer, marked, has_closure)
+    if not (found.is_elementwise and found.is_certain):
+        return found
+    return _in_all(_tried_in_turn, optimizer, marked, has_closure)
+
+
+def _in_all(
+    attempt: Callable[[_Steps, Mapping[int, Marks]], Stepped],
+    optimizer: Any,
+    marked: Mapping[int, Marks],
+    has_closure: bool,
+) -> Stepped:
+    """Make an attempt with each kind of gradients, until one is not elementwise."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     devices = {each.device for each in parameters if each.device.type == "cuda"}
     with torch.random.fork_rng(devices=devices):
         for growth in _GROWTHS:
-            found = _tried(_Steps(optimizer, parameters, has_closure, growth), marked)
+            found = attempt(_Steps(optimizer, parameters, has_closure, growth), marked)
             if not found.is_elementwise:
                 break
     return found
@@ -65,12 +89,7 @@ class _Steps(NamedTuple):
 
 
 def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
-    generator = torch.Generator().manual_seed(0)
-    large = _large(steps.optimizer, marked)
-    wholes = [
-        _Small(each, marked.get(id(each)), _LARGE if id(each) in large else _SIZES, generator)
-        for each in steps.parameters
-    ]
+    wholes = _smalls(steps, marked)
     try:
         whole = _changes(steps, wholes, False, 0)
         again = _changes(steps, wholes, False, 1)
@@ -82,7 +101,7 @@ def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
             "tried: %s: %s",
             *(name, type(error).__name__, error),
         )
-        return Stepped(True)
+        return Stepped(True, is_certain=False)
     if not all(map(torch.equal, whole, again)):  # it draws random numbers
         others = _changes(steps, [each.with_others() for each in wholes], False, 0)
         return _compared(
@@ -91,8 +110,37 @@ def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
     try:
         parts = _changes(steps, wholes, True, 0)
     except Exception as error:
-        return Stepped(False, f"on a part it raises {type(error).__name__}: {error}")
+        return Stepped(False, f"on a part it raises {_named(error)}")
     return _compared([each.cut(value) for each, value in zip(wholes, whole, strict=True)], parts)
+
+
+def _tried_in_turn(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
+    """Compare steps with all gradients with steps that have those of every second parameter."""
+    wholes = _smalls(steps, marked)
+    together = _changes(steps, wholes, False, 0)
+    for start in (0, 1) if len(wholes) > 1 else ():
+        chosen = range(start, len(wholes), 2)
+        try:
+            alone = _changes(steps, wholes, False, 0, chosen)
+        except Exception as error:
+            return Stepped(False, f"without some gradients it raises {_named(error)}")
+        found = _compared([together[each] for each in chosen], [alone[each] for each in chosen])
+        if not found.is_elementwise:
+            return Stepped(False, "it changes a parameter by other parameters' gradients as well")
+    return Stepped(True)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _smalls(steps: _Steps, marked: Mapping[int, Marks]) -> list[_Small]:
+    generator = torch.Generator().manual_seed(0)
+    large = _large(steps.optimizer, marked)
+    return [
+        _Small(each, marked.get(id(each)), _LARGE if id(each) in large else _SIZES, generator)
+        for each in steps.parameters
+    ]
 
 
 def _large(optimizer: Any, marked: Mapping[int, Marks]) -> set[int]:
@@ -135,7 +183,7 @@ class _Small:
         shape = [sizes[min(dim, len(sizes) - 1)] for dim in range(ndim)]
         for part in self._parts:
             if shape:
-                shape[part.dim or 0] *= part.group.world_size + 1
+                shape[part.dim] *= part.group.world_size + 1
         dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
         draw = partial(torch.randn, generator=generator, dtype=dtype)
         self.values = draw(shape).to(parameter.device)
@@ -158,15 +206,23 @@ class _Small:
 
 def _cut(whole: Any, part: Part) -> Any:
     rank, ranks = part.group.rank, part.group.world_size
-    if part.dim is None:
-        start, end = even_cuts(whole.numel(), ranks)[rank : rank + 2]
-        return whole.reshape(-1)[start:end].reshape(-1, *(1,) * (whole.dim() - 1))
+    if not whole.dim():
+        whole = whole.reshape(1)
     start, end = even_cuts(whole.shape[part.dim], ranks)[rank : rank + 2]
     return whole.narrow(part.dim, start, end - start)
 
 
-def _changes(steps: _Steps, smalls: list[_Small], is_cut: bool, seed: int) -> list[Any]:
-    """Return by how much a few steps of a copy change the small parameters."""
+def _changes(
+    steps: _Steps,
+    smalls: list[_Small],
+    is_cut: bool,
+    seed: int,
+    chosen: Sequence[int] | None = None,
+) -> list[Any]:
+    """Return by how much a few steps of a copy change the small parameters.
+
+    chosen: numbers of those that have gradients; None: all.
+    """
     torch.manual_seed(seed)
     before = [each.cut(each.values) if is_cut else each.values for each in smalls]
     slopes = [each.cut(each.slopes) if is_cut else each.slopes for each in smalls]
@@ -175,16 +231,19 @@ def _changes(steps: _Steps, smalls: list[_Small], is_cut: bool, seed: int) -> li
     copied = _copied(steps.optimizer, stand_ins)
 
     for growth in steps.growth:
-        closure = partial(_gradients, own, slopes, growth)
+        closure = partial(_gradients, own, slopes, growth, chosen)
         closure()
         copied.step(*(closure,) * steps.has_closure)
     return [each.detach() - first for each, first in zip(own, before, strict=True)]
 
 
-def _gradients(parameters: list[Any], slopes: list[Any], growth: float) -> Any:
+def _gradients(
+    parameters: list[Any], slopes: list[Any], growth: float, chosen: Sequence[int] | None
+) -> Any:
     """Set the parameters' gradients, and return a loss."""
-    for each, slope in zip(parameters, slopes, strict=True):
-        each.grad = slope * growth + each.detach()
+    for number, (each, slope) in enumerate(zip(parameters, slopes, strict=True)):
+        if chosen is None or number in chosen:
+            each.grad = slope * growth + each.detach()
     return torch.tensor(1.0)
 
 

@@ -1,5 +1,6 @@
 """Sharded data parallelism: every rank has a part of the model and its own batches."""
 
+from torsh_runtime.parallel.fsdp.accounting import MemoryStats
 from torsh_runtime.parallel.fsdp.config import (
     BackwardPrefetch,
     CustomAutoWrap,
@@ -11,7 +12,6 @@ from torsh_runtime.parallel.fsdp.config import (
     ShardingStrategy,
     SizeBasedAutoWrap,
 )
-from torsh_runtime.parallel.fsdp.fsdp_param import MemoryStats
 from torsh_runtime.parallel.fsdp.wrapper import (
     FullyShardedDataParallel,
     auto_wrap_modules,

@@ -27,6 +27,7 @@ from torsh_runtime.framework.models import (
 )
 from torsh_runtime.framework.parts import Part
 from torsh_runtime.mesh.mesh import DeviceMesh
+from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.config import (
     FsdpConfig,
     Parameters,
@@ -35,9 +36,9 @@ from torsh_runtime.parallel.fsdp.config import (
     precision_of,
     units_of,
 )
-from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, MemoryAccounting, StorageStrategy
+from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, StorageStrategy
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
+from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState, owning
 from torsh_runtime.parallel.fsdp.storage import (
     CommonStorage,
     GatheredStorage,
@@ -358,11 +359,12 @@ def guard(model: Module, passes: FSDPState) -> None:
         found = here()
         return found is not None and found.is_outermost_summoned()
 
+    own = owning(passes)
     for unit in passes.units:
         for flat, memory in unit.laid:
             if not unit.is_replicated and memory.group.world_size > 1:
                 for name, each in zip(flat.names, flat.parameters, strict=True):
-                    framework.mark(each, Part(name, memory.group, None, _CLIPPING))
+                    framework.mark(each, Part(name, memory.group, 0, _CLIPPING, own))
         vars(unit.module)["_torsh_no_copies"] = NoCopies()
         if not unit.is_replicated:
             framework.on_state_dict(unit.module, refusing(_STATE_OF_PARTS, is_whole))

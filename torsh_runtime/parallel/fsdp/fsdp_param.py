@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -18,13 +17,14 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Framework, Tensor, Values
 from torsh_runtime.framework.models import kind_of, on_gradient, shaped
 from torsh_runtime.framework.protocol import Call
-from torsh_runtime.layout import Piece, even_cuts
+from torsh_runtime.layout import Piece, owner_cuts, row_cuts, row_size
+from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.config import Precision
 
 
 class FlatParameter:
-    """Tells where each parameter is placed, and which elements belong to which rank: `cuts`,
-    without padding."""
+    """Tells where each parameter is placed, and which rows belong to which rank: `cuts`, without
+    padding."""
 
     def __init__(
         self,
@@ -32,17 +32,24 @@ class FlatParameter:
         precision: Precision,
         parts: int,
         part: int,
+        *,
+        shapes: Sequence[tuple[int, ...]] | None = None,
+        owners: Sequence[int] | None = None,
     ) -> None:
+        """Lay the parameters end to end. shapes: those of whole parameters; None: they are whole.
+        owners: the part that has each parameter, in ascending order; None cuts between rows."""
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.precision = precision
-        self.shapes: list[tuple[int, ...]] = [
-            tuple(parameter.shape) for parameter in self.parameters
-        ]
+        self.shapes = [*(shapes or (tuple(each.shape) for each in self.parameters))]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.starts = [0, *accumulate(self.sizes)][:-1]
         self.size = sum(self.sizes)
-        self.part, self.cuts = part, even_cuts(self.size, parts)
+        self.is_owned, self.part = owners is not None, part
+        if owners is None:
+            self.cuts = row_cuts(self.shapes, parts)
+        else:
+            self.cuts = owner_cuts(self.sizes, owners, parts)
         self.start, self.end = self.cuts[part], self.cuts[part + 1]
         self.is_trained = self.parameters[0].requires_grad
 
@@ -64,14 +71,47 @@ class FlatParameter:
         offset = self.starts[number] - self.start
         return (first + offset, last + offset) if first < last else (0, 0)
 
+    def own_shape(self, number: int) -> tuple[int, ...]:
+        """Return the shape of this rank's rows of one of the parameters, which has all its
+        dimensions. Without elements that is (0,) for a parameter without dimensions."""
+        first, last = self.share(number)
+        shape = self.shapes[number]
+        if last - first == self.sizes[number]:
+            return shape
+        return ((last - first) // max(row_size(shape), 1), *shape[1:])
+
     def piece(self, number: int) -> Piece:
         """Return the piece of one of the parameters that this rank has."""
         shape = self.shapes[number]
         return Piece(shape, (0,) * len(shape), shape, *self.share(number))
 
+    def spans(self) -> list[tuple[int, int]]:
+        """Return each rank's elements: the first, and the one after the last."""
+        return [*pairwise(self.cuts)]
+
     def parts(self, whole: Values) -> list[Values]:
         """Return each rank's part of a flat tensor of this layout."""
-        return [whole[start:end] for start, end in pairwise(self.cuts)]
+        return [whole[start:end] for start, end in self.spans()]
+
+    def split(self, owners: Mapping[int, int]) -> list[FlatParameter]:
+        """Return flat parameters with those that are to be owned as a whole, and with the rest.
+
+        owners: the rank that is to have a parameter, by id().
+        """
+        if self.is_owned or not any(id(each) in owners for each in self.parameters):
+            return [self]
+        numbers = range(len(self.parameters))
+        rest = [number for number in numbers if id(self.parameters[number]) not in owners]
+        owned = [number for number in numbers if number not in rest]
+        owned.sort(key=lambda number: owners[id(self.parameters[number])])
+        chosen = [owners[id(self.parameters[number])] for number in owned]
+        found = [self._of(owned, chosen)]
+        return [self._of(rest, None), *found] if rest else found
+
+    def _of(self, numbers: Sequence[int], owners: Sequence[int] | None) -> FlatParameter:
+        named = [(self.names[number], self.parameters[number]) for number in numbers]
+        parts, shapes = len(self.cuts) - 1, [self.shapes[number] for number in numbers]
+        return FlatParameter(named, self.precision, parts, self.part, shapes=shapes, owners=owners)
 
 
 class StorageStrategy(ABC):
@@ -102,11 +142,17 @@ class StorageStrategy(ABC):
         self._framework, self._flat, self._group, self.ledger = framework, flat, group, ledger
         self._precision = flat.precision
         self.gradients: Any = None
+        self._counted = 0
 
     @property
     def group(self) -> ProcessGroup:
         """Return the ranks that have parts of it."""
         return self._group
+
+    @abstractmethod
+    def remade(self, flat: FlatParameter) -> StorageStrategy:
+        """Return a storage of the same kind for another flat parameter of the same ranks. All ranks
+        call it."""
 
     @abstractmethod
     def publish(self) -> None:
@@ -154,6 +200,20 @@ class StorageStrategy(ABC):
         self._group.all_gather(self._flat.parts(everything), self.shard)
         return everything
 
+    def full_gradients(self) -> Any:
+        """Return a copy of the gradients of all ranks, or None if there are none. All ranks call
+        it."""
+        if self.gradients is None:
+            return None
+        everything = self._new(self._flat.size, self._precision.gradients)
+        self._group.all_gather(self._flat.parts(everything), self.gradients)
+        return everything
+
+    def discard(self) -> None:
+        """Count its memory as freed, which nothing uses any more."""
+        self.ledger.give(self._counted)
+        self._counted = 0
+
     def _new(self, size: int, dtype: str) -> Any:
         return self._framework.releasable(size, dtype, self._flat.parameters[0])
 
@@ -161,7 +221,12 @@ class StorageStrategy(ABC):
         return size * self._framework.dtype(dtype).itemsize
 
     def _count(self, size: int, dtype: str) -> None:
+        self._counted += self._bytes(size, dtype)
         self.ledger.take(self._bytes(size, dtype))
+
+    def _give(self, size: int, dtype: str) -> None:
+        self._counted -= self._bytes(size, dtype)
+        self.ledger.give(self._bytes(size, dtype))
 
 
 class FSDPParam:
@@ -173,13 +238,10 @@ class FSDPParam:
         flat: FlatParameter,
         memory: StorageStrategy,
         number: int,
-        keeps_shape: bool,
     ) -> None:
-        """Create the parameter's views. keeps_shape: this rank has all of it."""
         self._framework, self._flat, self.memory, self.number = framework, flat, memory, number
         self.parameter = flat.parameters[number]
         self._stop_following: Call | None = None
-        self._keeps_shape = keeps_shape
         self._view = self._shaped(memory.whole)
         self._own = self._part(memory.shard)
         self._gradient: Any = None
@@ -213,11 +275,15 @@ class FSDPParam:
 
     def follow(self, call: Call) -> None:
         """Call it when a gradient has come, and nothing that was to be called before."""
+        self.follow_no_more()
+        if self.parameter.requires_grad:
+            self._stop_following = on_gradient(self.parameter, call)
+
+    def follow_no_more(self) -> None:
+        """Call nothing when a gradient has come."""
         if self._stop_following is not None:
             self._stop_following()
             self._stop_following = None
-        if self.parameter.requires_grad:
-            self._stop_following = on_gradient(self.parameter, call)
 
     def take_over(self) -> None:
         """Take the values that a program has given the parameter as memory of its own, as by
@@ -283,6 +349,19 @@ class FSDPParam:
         if is_shown:
             self._framework.set_gradient(self.parameter, self._gradient)
 
+    def succeed(self, other: FSDPParam, full: Any, gradients: Any) -> None:
+        """Replace `other`, which had another part of the same parameter. full: the values of all
+        ranks. gradients: those of all ranks, or None."""
+        other.follow_no_more()
+        other.be_copied(full)
+        self.fill()
+        self._kept = other._kept
+        if other.has_gradient:
+            first, last = self._flat.share(self.number)
+            self._gradient = self._average()
+            self._gradient.reshape(-1)[...] = other._shaped(gradients).reshape(-1)[first:last]
+        self.be_own()
+
     def forget_kept(self) -> None:
         """Drop what keep() has."""
         self._kept = None
@@ -306,66 +385,9 @@ class FSDPParam:
 
     def _part(self, own: Any) -> Any:
         """Return this parameter's part of what this rank has of the unit."""
-        if self._keeps_shape:
-            return self._shaped(own)
-        first, last = self._flat.span(self.number)
-        further = len(self._flat.shapes[self.number]) - 1  # which programs group parameters by
-        return shaped(own, first, (last - first, *(1,) * further))
+        first, _ = self._flat.span(self.number)
+        return shaped(own, first, self._flat.own_shape(self.number))
 
     def _shaped(self, whole: Any) -> Any:
         start, shape = self._flat.starts[self.number], self._flat.shapes[self.number]
         return shaped(whole, start, shape)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryStats:
-    """Counts bytes of this rank's parameters and gradients.
-
-    Its equal part of what a node's ranks have in common is included. The optimizer's state,
-    activations and the caller's own memory are not.
-
-    Example:
-        ```python
-        stats = model.memory_stats()
-        print(f"peak {stats.peak / 2**20:.0f} MiB, {stats.saved / 2**20:.0f} MiB saved")
-        ```
-    """
-
-    parameters: int
-    """Bytes of its parameters, sharded or replicated, all the time."""
-    current: int
-    """Bytes of parameters and gradients, sharded and whole ones, now."""
-    peak: int
-    """The largest value of `current` so far."""
-    saved: int
-    """Bytes that its parameters need less than the whole model's."""
-    num_all_gathers: int
-    """Number of times that a unit's parameters were gathered, or were found whole in the node."""
-    num_reduce_scatters: int
-    """Number of times that gradients were reduced."""
-
-
-class MemoryAccounting:
-    """Counts bytes in use, and collectives."""
-
-    def __init__(self) -> None:
-        self.current = self.peak = self.gathers = self.scatters = 0
-
-    def take(self, num_bytes: int) -> None:
-        """Count `num_bytes` of memory as in use."""
-        self.current += num_bytes
-        self.peak = max(self.peak, self.current)
-
-    def give(self, num_bytes: int) -> None:
-        """Count `num_bytes` of memory as freed."""
-        self.current -= num_bytes
-
-    def touch(self, num_bytes: int) -> None:
-        """Count `num_bytes` that were in use only for a moment."""
-        self.peak = max(self.peak, self.current + num_bytes)
-
-    def absorb(self, other: MemoryAccounting) -> None:
-        """Add what another accounting has counted."""
-        self.gathers += other.gathers
-        self.scatters += other.scatters
-        self.take(other.current)

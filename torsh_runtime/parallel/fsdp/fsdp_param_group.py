@@ -5,7 +5,7 @@ Ranks compare the records of which gradients came.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
@@ -20,12 +20,8 @@ from torsh_runtime.errors import CommError, ConfigError, GradientError
 from torsh_runtime.framework import Framework
 from torsh_runtime.framework.trees import leaves
 from torsh_runtime.monitoring.marks import section
-from torsh_runtime.parallel.fsdp.fsdp_param import (
-    FlatParameter,
-    FSDPParam,
-    MemoryAccounting,
-    StorageStrategy,
-)
+from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
+from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, FSDPParam, StorageStrategy
 from torsh_runtime.parallel.replicas import Replicas
 from torsh_runtime.transitions import Machine
 
@@ -93,8 +89,8 @@ class ShardedState(StrEnum):
 
 class FSDPParamGroup:
     """While it is whole its parameters have their shapes, and no gradients but those that a
-    backward pass is adding up. Else they are this rank's elements of them, along the first of as
-    many dimensions, and so are their gradients: what an optimizer takes."""
+    backward pass is adding up. Else they are this rank's rows of them, and so are their gradients:
+    what an optimizer takes."""
 
     def __init__(
         self,
@@ -107,22 +103,21 @@ class FSDPParamGroup:
     ) -> None:
         """Create the group. is_replicated: every rank has it whole. keeps_whole: it also stays
         whole from a forward pass to the end of the backward pass."""
-        self.name, self.module, self.laid, self.is_replicated = name, module, laid, is_replicated
+        self.name, self.module, self.is_replicated = name, module, is_replicated
         self._framework = framework
         self.keeps_whole = keeps_whole
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
-        self.is_frozen_in_part = not all(flat.is_trained for flat, _ in laid)
-        self._slots = [
-            FSDPParam(framework, flat, memory, number, is_replicated)
+        slots = [
+            FSDPParam(framework, flat, memory, number)
             for flat, memory in laid
             for number in range(len(flat.parameters))
         ]
+        self._place(laid, slots)
         self._machine = Machine("fsdp", ShardedState.SHARDED)
         self.is_lent = False
         """Whether it stays whole from its first use in a forward pass to the end of the backward
         pass, for other modules than its own use its parameters."""
-        self._trained = [slot for slot in self._slots if slot.is_trained]
         self._came: set[int] = set()
         self._reduced: list[FSDPParam] = []
         for slot in self._slots:
@@ -130,6 +125,56 @@ class FSDPParamGroup:
             slot.be_own()
         for _, memory in laid:
             memory.reshard()
+
+    def _place(
+        self, laid: list[tuple[FlatParameter, StorageStrategy]], slots: list[FSDPParam]
+    ) -> None:
+        self.laid, self._slots = laid, slots
+        self._note_trained()
+
+    def _note_trained(self) -> None:
+        self.is_frozen_in_part = not all(flat.is_trained for flat, _ in self.laid)
+        self._trained = [slot for slot in self._slots if slot.is_trained]
+
+    def own(self, owners: Mapping[int, int]) -> None:
+        """Move whole parameters to ranks that own them. All ranks call it, while it is sharded.
+
+        owners: the rank that is to have a parameter, by id().
+        """
+        self.publish()
+        laid, slots = [], []
+        for flat, memory in self.laid:
+            here = [slot for slot in self._slots if slot.memory is memory]
+            flats = flat.split(owners)
+            if flats == [flat]:
+                laid.append((flat, memory))
+                slots += here
+            else:
+                for each in self._moved(here, memory, flats):
+                    laid.append((each[0], each[1]))
+                    slots += each[2]
+        self._place(laid, slots)
+        self.on_gradients(self._call)
+
+    def _moved(
+        self, former: list[FSDPParam], memory: StorageStrategy, flats: list[FlatParameter]
+    ) -> Iterator[tuple[FlatParameter, StorageStrategy, list[FSDPParam]]]:
+        """Move parameters from one flat parameter to several others."""
+        full, gradients = memory.full(), memory.full_gradients()
+        by_id = {id(slot.parameter): slot for slot in former}
+        for flat in flats:
+            storage = memory.remade(flat)
+            if gradients is not None:
+                storage.prepare()
+            slots = [
+                FSDPParam(self._framework, flat, storage, number)
+                for number in range(len(flat.parameters))
+            ]
+            for slot in slots:
+                slot.succeed(by_id[id(slot.parameter)], full, gradients)
+            storage.reshard()
+            yield flat, storage, slots
+        memory.discard()
 
     def be_within(self, path: str, ledger: MemoryAccounting) -> None:
         """Become a unit of a larger model, in which the unit's own model is at `path`, and whose
@@ -172,8 +217,7 @@ class FSDPParamGroup:
             return
         for flat, _ in self.laid:
             flat.is_trained |= any(each.requires_grad for each in flat.parameters)
-        self.is_frozen_in_part = not all(flat.is_trained for flat, _ in self.laid)
-        self._trained = [slot for slot in self._slots if slot.is_trained]
+        self._note_trained()
         self.on_gradients(self._call)
 
     def prepare(self) -> None:

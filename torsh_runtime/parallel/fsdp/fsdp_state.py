@@ -22,6 +22,7 @@ from torsh_runtime.parallel.fsdp.fsdp_param_group import (
     Record,
     check_outputs,
 )
+from torsh_runtime.parallel.fsdp.owners import owners_of
 from torsh_runtime.parallel.operations import is_finite
 from torsh_runtime.parallel.replicas import Replicas
 
@@ -37,6 +38,17 @@ def _lender(passes: FSDPState) -> Callable[[Any], None]:
             found._outermost().lend(parameter)
 
     return lend
+
+
+def owning(passes: FSDPState) -> Callable[[Sequence[Any]], None]:
+    """Return a function that calls own() of the outermost state, without keeping it alive."""
+    here = weakref.ref(passes)
+
+    def own(parameters: Sequence[Any]) -> None:
+        if (found := here()) is not None:
+            found._outermost().own(parameters)
+
+    return own
 
 
 class TrainingState(Enum):
@@ -91,6 +103,25 @@ class FSDPState:
 
     def _outermost(self) -> FSDPState:
         return self if self._outer is None else self._outer._outermost()
+
+    def own(self, parameters: Sequence[Any]) -> None:
+        """Let single ranks own these parameters as a whole from now on. All ranks call it between
+        passes.
+
+        Raises ConfigError while parameters are whole.
+        """
+        if self.training_state is not TrainingState.FORWARD_BACKWARD:
+            raise ConfigError(
+                "an optimizer needs whole parameters, and they cannot be moved while the model is "
+                "unsharded: step within neither unshard() nor summon_full_params()"
+            )
+        self.rest()
+        self.meet()
+        owners = owners_of(self.units, {id(each) for each in parameters})
+        for unit in self.units:
+            if not unit.is_replicated:
+                unit.own(owners)
+        self.meet()
 
     def is_outermost_summoned(self) -> bool:
         """Return whether the whole model's parameters are whole copies now."""

@@ -13,7 +13,8 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import Framework, Values
 from torsh_runtime.framework.models import common_memory
 from torsh_runtime.layout import even_cuts
-from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, MemoryAccounting, StorageStrategy
+from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
+from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, StorageStrategy
 from torsh_runtime.parallel.regions.arrays import copied
 
 
@@ -43,6 +44,11 @@ class CommonStorage(StorageStrategy):
             self.shard = self._new(flat.own_size, self._precision.own)
             self._count(flat.own_size, self._precision.own)
         self._unsettled: dict[int, bool] = {}
+
+    def remade(self, flat: FlatParameter) -> CommonStorage:
+        like, dtype = self._flat.parameters[0], self._precision.computed
+        whole = common_memory(like, flat.size, self._group, dtype)
+        return CommonStorage(self._framework, flat, self._group, self.ledger, whole)
 
     def publish(self) -> None:
         if self.shard is not self._own:
@@ -123,6 +129,9 @@ class GatheredStorage(StorageStrategy):
         self._reducing: list[tuple[Any, Any, bool, Any]] = []
         self._count(self._whole_size, self._precision.computed)
         self._count(flat.own_size, self._precision.own)
+
+    def remade(self, flat: FlatParameter) -> GatheredStorage:
+        return type(self)(self._framework, flat, self._group, self.ledger)
 
     def publish(self) -> None:
         """Do nothing, because it is gathered anew each time."""
@@ -225,9 +234,6 @@ class GatheredStorage(StorageStrategy):
     def _staged_of(self, number: int) -> Any:
         start = self._flat.starts[number]
         return self._staged[start : start + self._flat.sizes[number]]
-
-    def _give(self, size: int, dtype: str) -> None:
-        self.ledger.give(self._bytes(size, dtype))
 
 
 class ReplicatedStorage(GatheredStorage):
@@ -332,6 +338,9 @@ class NodeStorage(GatheredStorage):
         self._shares = [self._parts[members[nodes.here.rank]] for members in nodes.members]
         self._is_published = True
         nodes.meet()
+
+    def remade(self, flat: FlatParameter) -> NodeStorage:
+        return NodeStorage(self._framework, flat, self._group, self.ledger, self._nodes)
 
     def publish(self) -> None:
         self._is_published = True

@@ -17,6 +17,7 @@ from torsh_runtime.framework.models import cast_buffers, replace_module
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.agreement import SAME_MODEL
+from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting, MemoryStats
 from torsh_runtime.parallel.fsdp.config import AutoWrapPolicy, FsdpConfig, known_fields
 from torsh_runtime.parallel.fsdp.fsdp_init import (
     NoCopies,
@@ -26,7 +27,6 @@ from torsh_runtime.parallel.fsdp.fsdp_init import (
     groups_of,
     guard,
 )
-from torsh_runtime.parallel.fsdp.fsdp_param import MemoryAccounting, MemoryStats
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState, TrainingState
 from torsh_runtime.parallel.layouts import OF_ONE_MODULE, layouts_by_id, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together

@@ -1,0 +1,211 @@
+"""Lets optimizers step on parameters of which ranks have parts, or refuses their first step.
+
+An optimizer that computes elementwise steps on parts. For others single ranks own whole parameters,
+where a wrapper can arrange that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from inspect import Parameter, signature
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from torsh_runtime.comm.agreement import agree_in_turn
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.parts import Marks
+from torsh_runtime.integrations.torch.alike import Alike
+from torsh_runtime.integrations.torch.marks import groups_of, marked
+from torsh_runtime.integrations.torch.trial import Stepped, trial, trial_of_each
+
+_ELEMENTWISE = frozenset(
+    getattr(torch.optim, name)
+    for name in (
+        "ASGD",
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SGD",
+        "SparseAdam",
+    )
+)
+
+
+@cache
+def _known() -> WeakKeyDictionary[Any, _Steps]:
+    return WeakKeyDictionary()
+
+
+def watch_steps() -> None:
+    """Look at each optimizer's steps from now on."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+def settle(optimizer: Any) -> None:
+    """Decide, once, how an optimizer can step. All ranks call it.
+
+    Raises ConfigError on all ranks if it cannot.
+    """
+    _steps_of(optimizer).settle(_needs_closure(optimizer))
+
+
+def _steps_of(optimizer: Any) -> _Steps:
+    known = _known()
+    if optimizer not in known:
+        known[optimizer] = _Steps()
+    return known[optimizer]
+
+
+def _before_step(optimizer: Any, given: Any, named: Any) -> None:
+    _steps_of(optimizer).begin(optimizer, bool(given[1:] or named))
+
+
+def _after_step(optimizer: Any, given: Any, named: Any) -> None:
+    _steps_of(optimizer).end()
+
+
+def _needs_closure(optimizer: Any) -> bool:
+    """Return whether step() cannot be called without arguments."""
+    parameters = signature(type(optimizer).step).parameters.values()
+    required = [each for each in parameters if each.default is Parameter.empty]
+    return sum(each.kind is Parameter.POSITIONAL_OR_KEYWORD for each in required) > 1
+
+
+class _Steps:
+    """Follows the steps of one optimizer.
+
+    Gradients of parameters that ranks have alike are compared in the first step. As long as they
+    are zero, the second, fourth, eighth step and so on compare them again.
+    """
+
+    def __init__(self) -> None:
+        self._steps, self._due = 0, 1
+        self._alike: Alike | None = None
+        self._is_settled = False
+        self._without: list[tuple[Any, Any]] = []
+
+    def settle(self, optimizer: Any, has_closure: bool) -> None:
+        """Let ranks own whole parameters if the optimizer needs them.
+
+        Raises ConfigError on all ranks if it would go wrong even so.
+        """
+        if self._is_settled:
+            return
+        parts = {id(each): (each, marks) for each, marks in marked(optimizer) if marks.parts}
+        if parts and type(optimizer) not in _ELEMENTWISE:
+            _arrange(optimizer, parts, has_closure)
+        self._is_settled = True
+
+    def begin(self, optimizer: Any, has_closure: bool) -> None:
+        """Begin a step. Raises ConfigError on all ranks if it would go wrong."""
+        self.settle(optimizer, has_closure)
+        self._steps += 1
+        if self._steps == self._due:
+            self._check(optimizer)
+        self._hide(optimizer)
+
+    def end(self) -> None:
+        """End a step."""
+        for parameter, gradient in self._without:
+            parameter.grad = gradient
+        self._without.clear()
+
+    def _check(self, optimizer: Any) -> None:
+        self._due *= 2
+        if self._alike is None:
+            _check_state(optimizer)
+            same = ((each, marks.same) for each, marks in marked(optimizer))
+            self._alike = Alike([(each, found) for each, found in same if found])
+        if self._alike.check():
+            self._due = 0
+
+    def _hide(self, optimizer: Any) -> None:
+        """Let the optimizer skip parameters of which this rank has no elements: some cannot step
+        on empty tensors."""
+        for each, marks in marked(optimizer):
+            if marks.parts and each.grad is not None and not each.numel():
+                self._without.append((each, each.grad))
+                each.grad = None
+
+
+Parts = Mapping[int, tuple[Any, Marks]]
+
+
+def _arrange(optimizer: Any, parts: Parts, has_closure: bool) -> None:
+    """Let single ranks own whole parameters, unless the optimizer computes elementwise.
+
+    parts: the parameters of which ranks have parts, and their marks, by id().
+    """
+    groups = groups_of(marks for _, marks in parts.values())
+    found = trial(optimizer, {key: marks for key, (_, marks) in parts.items()}, has_closure)
+    if not _is_so_anywhere(groups, not (found.is_elementwise and found.is_certain)):
+        return
+    left = {key: _without_owned(marks) for key, (_, marks) in parts.items()}
+    owned = trial_of_each(optimizer, left, has_closure)
+    problem = _problem(optimizer, owned, parts)
+    agree_in_turn(
+        dict.fromkeys(groups, ""), "the optimizer's step", ConfigError(problem) if problem else None
+    )
+    moved: dict[Callable[[Sequence[Any]], None], list[Any]] = {}
+    for parameter, marks in parts.values():
+        for own in (part.own for part in marks.parts if part.own is not None):
+            moved.setdefault(own, []).append(parameter)
+    for own, parameters in moved.items():
+        own(parameters)
+
+
+def _is_so_anywhere(groups: Sequence[ProcessGroup], is_so: bool) -> bool:
+    """Return whether something is so on any rank of these groups."""
+    for group in groups:
+        is_so = bool(group.all_gather_numbers(np.array([is_so], np.int64)).any())
+    return is_so
+
+
+def _without_owned(marks: Marks) -> Marks:
+    """Return the marks that are left when single ranks own the parameter within a wrapper."""
+    found = Marks(marks.ndim)
+    found.parts = [part for part in marks.parts if part.own is None]
+    return found
+
+
+def _check_state(optimizer: Any) -> None:
+    """Raise ConfigError for state of whole parameters, which all ranks have alike."""
+    for parameter, marks in marked(optimizer):
+        for key, kept in optimizer.state.get(parameter, {}).items():
+            shape = getattr(kept, "shape", ())
+            if len(shape) == parameter.dim() > 0 and shape != parameter.shape and marks.parts:
+                raise ConfigError(
+                    f"the optimizer has {key!r} of shape {tuple(shape)} for "
+                    f"{marks.parts[0].name!r}, of which this rank has a part of shape "
+                    f"{tuple(parameter.shape)}: cut the model before the optimizer's first step, "
+                    f"and read what was trained before with a tr.checkpoint.Checkpointer"
+                )
+
+
+def _problem(optimizer: Any, found: Stepped, parts: Parts) -> str:
+    if found.is_elementwise:
+        return ""
+    kind = type(optimizer)
+    name = next(iter(parts.values()))[1].parts[0].name
+    return (
+        f"{kind.__module__}.{kind.__qualname__} does not compute elementwise, and each rank has a "
+        f"part of parameters such as {name!r}: {found.reason}. Use an elementwise optimizer, such "
+        f"as SGD, Adam or AdamW, or tr.DistributedDataParallel, with which ranks have whole "
+        f"parameters"
+    )
