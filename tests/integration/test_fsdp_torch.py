@@ -47,6 +47,7 @@ def trained(ranks: int) -> dict[Any, list[Any]]:
         bodies[name, "alone"] = partial(alone, name)
     if ranks == 4:
         bodies = {"hybrid": fsdp_training.hybrid, "ddp": bodies["ddp"]}
+        bodies["clipped by torch"] = fsdp_training.hybrid_clipped
     return run_in_one_world(ranks, bodies, 60.0)
 
 
@@ -110,3 +111,8 @@ def test_outputs_in_objects_that_nobody_looks_into_are_trained_or_refused() -> N
         torch.testing.assert_close(hidden, seen)
         assert "returned a SimpleNamespace, in which" in told
         assert "lists, tuples, dicts or dataclasses" in told
+
+
+def test_torchs_clipping_is_refused_where_not_all_ranks_have_parts() -> None:
+    for text in whole(trained(4)["clipped by torch"]):
+        assert "call model.clip_grad_norm_(max_norm)" in text

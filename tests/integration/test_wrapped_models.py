@@ -28,7 +28,7 @@ def found() -> dict[Any, list[Any]]:
     for name in ("after_a_step", "grouped", "put_values", "refused", "layers_added", "experts"):
         bodies[name] = getattr(wrapped_models, name)
     bodies["scaled"] = wrapped_models.scaled
-    for name in ("refused", "accepted", "clipped"):
+    for name in ("refused", "refused_by_plan", "accepted", "clipped"):
         bodies["optimizers", name] = getattr(optimizers_on_parts, name)
     return run_in_one_world(2, bodies, 60.0)
 
@@ -102,12 +102,13 @@ def test_torchs_scaler_leaves_a_step_out_on_all_ranks() -> None:
 
 
 def test_optimizers_that_look_at_whole_parameters_are_refused() -> None:
-    first, other = results(("optimizers", "refused"))
-    assert first == other
-    for name, text in first.items():
-        assert text.startswith("ConfigError: "), (name, text)
-        assert f"{name} does not compute elementwise" in text
-        assert "AdamW" in text
+    for scene in ("refused", "refused_by_plan"):
+        first, other = results(("optimizers", scene))
+        assert first == other
+        for name, text in first.items():
+            assert text.startswith("ConfigError: "), (name, text)
+            assert f"{name} does not compute elementwise" in text
+            assert "AdamW" in text
 
 
 def test_elementwise_optimizers_of_strangers_are_not() -> None:
@@ -115,9 +116,9 @@ def test_elementwise_optimizers_of_strangers_are_not() -> None:
         assert set(texts.values()) == {"nothing"}, texts
 
 
-def test_torchs_clipping_is_refused_on_parts() -> None:
+def test_torchs_clipping_is_refused_where_it_cannot_be_corrected() -> None:
     for fsdp, plan, whole, experts in results(("optimizers", "clipped")):
-        assert "model.clip_grad_norm_(max_norm)" in fsdp
+        assert fsdp == "nothing"
         assert "such as of '0.weight'" in plan
         assert "tr.clip_grad_norm_(model, max_norm, mesh)" in plan
         assert whole == "nothing"

@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from support.ddp_faults import raised
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
@@ -269,6 +270,16 @@ def between_nodes(strategy: str, rank: int, ranks: int) -> State:
     """Of some ranks on each node; replicas of shards are made of the default group."""
     torch.manual_seed(rank)
     return _by(rank, ranks, strategy, None)
+
+
+def hybrid_clipped(rank: int) -> str:
+    """What torch's clip_grad_norm_ raises where other ranks have other parts of the gradients."""
+    mesh = tr.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model: Any = tr.FullyShardedDataParallel(
+        torch.nn.Linear(4, 4), process_group=mesh["shard"], min_num_params=0
+    )
+    model(torch.ones(1, 4)).sum().backward()
+    return raised(lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
 
 
 def _by(rank: int, ranks: int, strategy: str, groups: Any) -> State:

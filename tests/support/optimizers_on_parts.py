@@ -71,7 +71,7 @@ class OfMatrices(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         for each in self.param_groups[0]["params"]:
-            if each.ndim == 2 and min(each.shape) >= 4:
+            if each.grad is not None and each.ndim == 2 and min(each.shape) >= 4:
                 each.grad.div_(torch.linalg.matrix_norm(each.grad, 2))
         return super().step(closure)
 
@@ -82,6 +82,8 @@ class Limited(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         for each in self.param_groups[0]["params"]:
+            if each.grad is None:
+                continue
             norm, state = each.grad.norm(), self.state[each]
             each.grad.mul_((state.get("norm", norm) / norm).clamp(max=1))
             state.setdefault("norm", norm)
@@ -119,18 +121,32 @@ def first_steps(model: Any, make: Callable[[Any], Any]) -> str:
     return text
 
 
+OF_EACH: dict[str, Any] = {
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "OfMatrices": lambda p: OfMatrices(p, lr=0.01),
+    "Limited": lambda p: Limited(p, lr=0.01),
+}
+"""Optimizers that need whole parameters."""
+OF_ALL: dict[str, Any] = {
+    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.01),
+    "ByNorm": lambda p: ByNorm(p, lr=0.0),  # as a warm-up begins
+    "NoisyByNorm": lambda p: NoisyByNorm(p, lr=0.01),
+}
+"""Optimizers that need all parameters, or cannot be compared."""
+if hasattr(torch.optim, "Muon"):
+    OF_EACH["Muon"] = lambda p: torch.optim.Muon([each for each in p if each.ndim == 2], lr=0.01)
+
+
 def refused(rank: int) -> dict[str, str]:
-    kinds: dict[str, Any] = {
-        "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
-        "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.01),
-        "ByNorm": lambda p: ByNorm(p, lr=0.0),  # as a warm-up begins
-        "NoisyByNorm": lambda p: NoisyByNorm(p, lr=0.01),
-        "OfMatrices": lambda p: OfMatrices(p, lr=0.01),
-        "Limited": lambda p: Limited(p, lr=0.01),
-    }
-    if hasattr(torch.optim, "Muon"):
-        kinds["Muon"] = lambda p: torch.optim.Muon([each for each in p if each.ndim == 2], lr=0.01)
-    return {name: first_steps(sharded(layers()), make) for name, make in kinds.items()}
+    return {name: first_steps(sharded(layers()), make) for name, make in OF_ALL.items()}
+
+
+def refused_by_plan(rank: int) -> dict[str, str]:
+    """Of parameters that a plan has cut, no rank can own the whole."""
+    mesh = tr.init_device_mesh({"tp": 2})
+    plan = {"0": tr.Column(), "2": tr.Row()}
+    model = tr.parallelize(layers(), mesh, plan)
+    return {name: first_steps(model, make) for name, make in {**OF_EACH, **OF_ALL}.items()}
 
 
 def accepted(rank: int) -> dict[str, str]:
@@ -144,6 +160,7 @@ def accepted(rank: int) -> dict[str, str]:
         "Noisy": lambda p: Noisy(p, lr=0.01),
         "Unknown": lambda p: Unknown(p, lr=0.01),
         "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+        **OF_EACH,
     }
     for name in ("Adadelta", "Adamax", "ASGD", "NAdam", "RAdam", "Rprop", "RMSprop", "Adagrad"):
         kinds[name] = type(name, (getattr(torch.optim, name),), {})  # as if it were a stranger's

@@ -18,8 +18,9 @@ class Part:
     """Ranks that have the other parts."""
     dim: int
     """Along which it is cut."""
-    clipping: str
-    """The call that clips gradients of such parts."""
+    clipping: str | None
+    """The call that clips gradients of such parts; None: torch's own can, as `group` is all
+    ranks."""
     own: Callable[[Sequence[Any]], None] | None = None
     """Lets single ranks own such parameters as a whole. All ranks call it. None: it is cut for
     good."""

@@ -303,6 +303,13 @@ class Framework(Protocol[T, V, M]):
         """Tell the framework's own functions which ranks have other parts of a parameter, or the
         same: they refuse what would go wrong."""
 
+    def settle(self, optimizer: Any) -> None:
+        """Decide how an optimizer steps on parameters of which ranks have parts, if that is not
+        decided yet, so that its state can be loaded. All ranks call it.
+
+        Raises ConfigError on all ranks if it cannot step.
+        """
+
     def is_piece_of_wrapper(self, parameter: T) -> bool:
         """Return whether a wrapper has cut a parameter."""
 

@@ -153,6 +153,9 @@ class NnFramework:
     def mark(self, parameter: Tensor, mark: object) -> None:
         pass  # optim needs no marks
 
+    def settle(self, optimizer: object) -> None:
+        pass  # those of optim compute elementwise
+
     def is_piece_of_wrapper(self, parameter: Tensor) -> bool:
         return False  # mark() keeps none
 

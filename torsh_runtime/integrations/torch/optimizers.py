@@ -62,7 +62,7 @@ def settle(optimizer: Any) -> None:
 
     Raises ConfigError on all ranks if it cannot.
     """
-    _steps_of(optimizer).settle(_needs_closure(optimizer))
+    _steps_of(optimizer).settle(optimizer, _needs_closure(optimizer))
 
 
 def _steps_of(optimizer: Any) -> _Steps:
@@ -108,7 +108,9 @@ class _Steps:
         if self._is_settled:
             return
         parts = {id(each): (each, marks) for each, marks in marked(optimizer) if marks.parts}
-        if parts and type(optimizer) not in _ELEMENTWISE:
+        if parts and type(optimizer) in _ELEMENTWISE:
+            _check_state(optimizer)
+        elif parts:
             _arrange(optimizer, parts, has_closure)
         self._is_settled = True
 
@@ -129,7 +131,6 @@ class _Steps:
     def _check(self, optimizer: Any) -> None:
         self._due *= 2
         if self._alike is None:
-            _check_state(optimizer)
             same = ((each, marks.same) for each, marks in marked(optimizer))
             self._alike = Alike([(each, found) for each, found in same if found])
         if self._alike.check():

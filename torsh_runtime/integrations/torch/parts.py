@@ -8,11 +8,11 @@ from inspect import signature
 from typing import Any
 
 import torch
-from torch.nn.utils import clip_grad
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.parts import Marks, Part, Same
+from torsh_runtime.integrations.torch.clipping import watch_clipping
 from torsh_runtime.integrations.torch.marks import ATTRIBUTE, groups_of, marked, marks_of
 from torsh_runtime.integrations.torch.optimizers import watch_steps
 
@@ -35,8 +35,7 @@ def _watch_torch() -> None:
     watch_steps()
     scaler: Any = torch.amp.GradScaler
     scaler._unscale_grads_ = _unscaling(scaler._unscale_grads_)
-    clip: Any = clip_grad
-    clip._clip_grads_with_norm_ = _clipping(clip._clip_grads_with_norm_)
+    watch_clipping()
     replicas: Any = torch.nn.parallel.DistributedDataParallel
     replicas.__init__ = _replicating(replicas.__init__)
 
@@ -71,24 +70,6 @@ def _ranks_of(part: Part, told: Mapping[str, Any]) -> set[int]:
     if group is None:
         return {*part.group.ranks}
     return {*torch.distributed.get_process_group_ranks(group)}
-
-
-def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(theirs)
-    def clip(parameters: Any, *given: Any, **named: Any) -> Any:
-        """Call torch's own. Raises ConfigError for parameters of which ranks have parts."""
-        each = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
-        found = [marks.parts for marks in map(marks_of, each) if marks and marks.parts]
-        if found:
-            part = found[0][-1]
-            raise ConfigError(
-                f"torch.nn.utils.clip_grad_norm_ knows this rank's parts of gradients only, such "
-                f"as of {part.name!r}, and their norm is another one on each rank: call "
-                f"{part.clipping}, on all ranks"
-            )
-        return theirs(each, *given, **named)
-
-    return clip
 
 
 def _unscaling(theirs: Callable[..., Any]) -> Callable[..., Any]:

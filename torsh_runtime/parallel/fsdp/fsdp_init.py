@@ -351,6 +351,13 @@ class NoCopies:
         raise ConfigError(NO_COPIES)
 
 
+def _is_everyone(group: ProcessGroup) -> bool:
+    try:
+        return group_of(None).world_size == group.world_size
+    except ConfigError:  # without a default group that is not known
+        return False
+
+
 def guard(model: Module, passes: FSDPState) -> None:
     """Refuse what would take parts of parameters for whole ones."""
     framework, here = framework_of(model), weakref.ref(passes)  # which hooks do not keep alive
@@ -363,8 +370,9 @@ def guard(model: Module, passes: FSDPState) -> None:
     for unit in passes.units:
         for flat, memory in unit.laid:
             if not unit.is_replicated and memory.group.world_size > 1:
+                clipping = None if _is_everyone(memory.group) else _CLIPPING
                 for name, each in zip(flat.names, flat.parameters, strict=True):
-                    framework.mark(each, Part(name, memory.group, 0, _CLIPPING, own))
+                    framework.mark(each, Part(name, memory.group, 0, clipping, own))
         vars(unit.module)["_torsh_no_copies"] = NoCopies()
         if not unit.is_replicated:
             framework.on_state_dict(unit.module, refusing(_STATE_OF_PARTS, is_whole))

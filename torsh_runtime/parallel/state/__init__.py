@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source
@@ -113,6 +114,7 @@ class Restoration:
         self._state = state
         self._loads: list[Callable[[], None]] = []
         self._found: dict[str, Any] = {}
+        _settle(state)
         for name, thing in _named(state, ranks):
             self._plan(name, thing)
         for name in noted.values.keys() - state.keys():
@@ -164,6 +166,13 @@ def _named(state: Mapping[str, Any], ranks: Place) -> Iterator[tuple[str, Any]]:
             yield name, LoaderState(name, thing, ranks.rank, ranks.world_size)
         else:
             yield name, thing
+
+
+def _settle(state: Mapping[str, Any]) -> None:
+    """Let optimizers decide which rank has what of their parameters, before state is loaded."""
+    for optimizer in filter(is_optimizer, state.values()):
+        for parameter in optimizer.param_groups[0]["params"][:1]:
+            framework_of(parameter).settle(optimizer)
 
 
 def _mesh(state: Mapping[str, Any]) -> DeviceMesh | None:

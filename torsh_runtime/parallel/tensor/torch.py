@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.compiling import is_traced
-from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.integrations.torch.marks import marks_of
+from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor import (

@@ -1,0 +1,68 @@
+"""Optimizers that do not compute elementwise, on sharded models: one process's parameters."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from support.forked import Raised
+from support.worlds import run_in_one_world
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
+]
+RANKS = (2, 3)
+EXACT = 1e-12
+
+
+@cache
+def results(ranks: int) -> dict[Any, list[Any]]:
+    from support import whole_optimizers
+
+    with TemporaryDirectory() as folder:
+        return run_in_one_world(ranks, whole_optimizers.bodies(ranks, Path(folder)), 60.0)
+
+
+def each_of(ranks: int, name: Any) -> list[Any]:
+    found = results(ranks)[name]
+    for result in found:
+        assert not isinstance(result, Raised), result.error.args[0]
+    return found
+
+
+def kinds() -> list[str]:
+    if not importlib.util.find_spec("torch"):
+        return []
+    from support.whole_optimizers import KINDS
+
+    return [*KINDS]
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("way", [False, True, "loaded"], ids=["common", "gathered", "loaded"])
+@pytest.mark.parametrize("kind", kinds())
+def test_parameters_are_those_of_one_process(kind: str, way: Any, ranks: int) -> None:
+    assert max(each_of(ranks, (kind, way))) < EXACT
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_parts_are_rows_and_then_whole_parameters(ranks: int) -> None:
+    told = each_of(ranks, "shapes")
+    count = len(told[0]) // 2
+    for number, (_, _, whole) in enumerate(told[0]):
+        parts = [each[number][1] for each in told]
+        if whole:
+            assert all(part[1:] == whole[1:] for part in parts)
+            assert sum(part[0] for part in parts) == whole[0]
+        if number >= count:
+            assert parts.count(whole) == 1, "one rank owns it"
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_gradients_stay_when_owners_get_parameters(ranks: int) -> None:
+    assert max(each_of(ranks, "kept")) < EXACT

@@ -1,0 +1,215 @@
+"""Optimizers that need whole parameters, on FullyShardedDataParallel; each function is one rank's.
+
+What one process computes is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.fsdp_training import without_common_memory
+from torch import nn
+from torch.nn import functional
+
+import torsh_runtime as tr
+
+WORDS, WIDTH, ROWS, STEPS = 30, 12, 2, 10
+Step = Callable[[Any, Any, dict[str, Any]], None]
+
+
+class OfEach(torch.optim.Optimizer):
+    """Changes each parameter by a function of all its values, its gradient and its state."""
+
+    change: Step
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                if each.grad is not None:
+                    change = type(self).change(each, each.grad, self.state[each])
+                    each.sub_(change, alpha=group["lr"])
+
+
+def _by_trust(values: Any, gradient: Any, state: dict[str, Any]) -> Any:
+    """LAMB (You et al., 2020) without decay."""
+    if not state:
+        state.update(first=torch.zeros_like(values), second=torch.zeros_like(values), step=0)
+    state["step"] += 1
+    state["first"].lerp_(gradient, 0.1)
+    state["second"].lerp_(gradient.square(), 0.01)
+    change = state["first"] / (state["second"].sqrt() + 1e-6) + 0.1 * values
+    return change * (values.norm() / change.norm())
+
+
+def _by_both_sides(values: Any, gradient: Any, state: dict[str, Any]) -> Any:
+    """Shampoo (Gupta et al., 2018), whose state has not the parameter's shape."""
+    if values.dim() < 2:
+        return gradient
+    rows, columns = values.shape
+    if not state:
+        state.update(left=torch.eye(rows).to(values), right=torch.eye(columns).to(values))
+    state["left"] += gradient @ gradient.T
+    state["right"] += gradient.T @ gradient
+    return _root(state["left"]) @ gradient @ _root(state["right"])
+
+
+def _root(matrix: Any) -> Any:
+    """Return the inverse fourth root."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors @ torch.diag(values.clamp(min=1e-12) ** -0.25) @ vectors.T
+
+
+class Lamb(OfEach):
+    change = staticmethod(_by_trust)
+
+
+class Shampoo(OfEach):
+    change = staticmethod(_by_both_sides)
+
+
+def two_optimizers(model: Any) -> list[Any]:
+    """Muon for the matrices of the layers within, AdamW for the rest."""
+    named = [*model.named_parameters()]
+    inner = [each for name, each in named if each.ndim == 2 and "inner" in name]
+    rest = [each for _, each in named if not any(each is own for own in inner)]
+    return [torch.optim.Muon(inner, lr=2e-2), torch.optim.AdamW(rest, lr=1e-2)]
+
+
+KINDS: dict[str, Callable[[Any], list[Any]]] = {
+    "Lamb": lambda model: [Lamb(model.parameters())],
+    "Shampoo": lambda model: [Shampoo(model.parameters())],
+    "Adafactor": lambda model: [torch.optim.Adafactor(model.parameters(), lr=1e-2)],
+    "AdamW": lambda model: [torch.optim.AdamW(model.parameters(), lr=1e-2)],
+}
+if hasattr(torch.optim, "Muon"):
+    KINDS["Muon"] = two_optimizers
+
+
+class Net(nn.Module):
+    """A small model with uneven rows, a parameter without dimensions, and tied ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.inner = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, wide), nn.GELU(), nn.Linear(wide, WIDTH))
+            for wide in (13, 17)
+        )
+        self.norm, self.scale = nn.LayerNorm(WIDTH), nn.Parameter(torch.ones(()))
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.head.weight = self.embed.weight
+        self.to(torch.float64)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        hidden = self.embed(words)
+        for each in self.inner:
+            hidden = self.norm(hidden + self.scale * each(hidden))
+        found: torch.Tensor = self.head(hidden)
+        return found
+
+
+def train(model: Any, optimizers: Sequence[Any], steps: Sequence[int], rows: slice) -> None:
+    """Train with some rows of each step's batch."""
+    for step in steps:
+        generator = torch.Generator().manual_seed(step)
+        words, wanted = (torch.randint(WORDS, (12, 5), generator=generator)[rows] for _ in range(2))
+        for each in optimizers:
+            each.zero_grad()
+        functional.cross_entropy(model(words).flatten(0, 1), wanted.flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for each in optimizers:
+            each.step()
+
+
+def own_rows(rank: int, ranks: int) -> slice:
+    size = 12 // ranks
+    return slice(rank * size, (rank + 1) * size)
+
+
+def alone(name: str) -> dict[str, Any]:
+    model = Net()
+    train(model, KINDS[name](model), range(STEPS), slice(None))
+    return dict(model.state_dict())
+
+
+def difference(name: str, rank: int, ranks: int, gathers: bool, saved: Path | None = None) -> float:
+    """The largest difference from one process; if `saved` is given, across a checkpoint."""
+    with without_common_memory(gathers):
+        model = _wrapped()
+    optimizers = KINDS[name](model)
+    half = range(STEPS // 2), range(STEPS // 2, STEPS)
+    train(model, optimizers, half[0], own_rows(rank, ranks))
+    if saved is not None:
+        tr.checkpoint.Checkpointer(saved).save(1, _state(model, optimizers))
+        model = _wrapped()
+        optimizers = KINDS[name](model)
+        tr.checkpoint.Checkpointer(saved).load(_state(model, optimizers))
+    train(model, optimizers, half[1], own_rows(rank, ranks))
+    found, expected = model.state_dict(), alone(name)
+    return max(float((found[key] - expected[key]).abs().max()) for key in expected)
+
+
+def _wrapped() -> Any:
+    policy = tr.SizeBasedAutoWrap(50)
+    return tr.FullyShardedDataParallel(Net(), auto_wrap_policy=policy, min_num_params=0)
+
+
+def _state(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:
+    return {"model": model, **{f"optimizer {n}": each for n, each in enumerate(optimizers)}}
+
+
+def shapes(rank: int, ranks: int) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+    """Name, shape of this rank's part and of the whole of each parameter, before and after a step
+    of an optimizer that needs whole ones."""
+    model, whole = _wrapped(), Net().named_parameters()
+    wholes = {name: tuple(each.shape) for name, each in whole}
+    found = [
+        (name, tuple(each.shape), wholes[name]) for name, each in model.module.named_parameters()
+    ]
+    train(model, KINDS["Lamb"](model), range(1), own_rows(rank, ranks))
+    return found + [
+        (name, tuple(each.shape), wholes[name]) for name, each in model.module.named_parameters()
+    ]
+
+
+def kept_gradients(rank: int, ranks: int) -> float:
+    """Gradients that are there, and that no_sync() keeps, when owners get their parameters."""
+    model, one = _wrapped(), Net()
+    optimizer = Lamb(model.parameters())
+    whole = Lamb(one.parameters())
+    train(one, [], range(1), slice(None))
+    generator = torch.Generator().manual_seed(0)
+    words, wanted = (torch.randint(WORDS, (12, 5), generator=generator) for _ in range(2))
+    rows = own_rows(rank, ranks)
+    functional.cross_entropy(model(words[rows]).flatten(0, 1), wanted[rows].flatten()).backward()
+    model.clip_grad_norm_(0.5)
+    optimizer.step()
+    whole.step()
+    functional.cross_entropy(one(words).flatten(0, 1), wanted.flatten()).backward()
+    functional.cross_entropy(model(words[rows]).flatten(0, 1), wanted[rows].flatten()).backward()
+    optimizer.step()  # with the sum of both gradients
+    whole.step()
+    found, expected = model.state_dict(), one.state_dict()
+    return max(float((found[key] - expected[key]).abs().max()) for key in expected)
+
+
+def bodies(ranks: int, folder: Path) -> dict[Any, Any]:
+    """Each scene by its name, a function of the rank."""
+    found: dict[Any, Any] = {}
+    for name in KINDS:
+        for gathers in (False, True):
+            found[name, gathers] = partial(difference, name, ranks=ranks, gathers=gathers)
+        saved = folder / f"{name}-{ranks}"
+        found[name, "loaded"] = partial(difference, name, ranks=ranks, gathers=False, saved=saved)
+    found["shapes"] = partial(shapes, ranks=ranks)
+    found["kept"] = partial(kept_gradients, ranks=ranks)
+    return found

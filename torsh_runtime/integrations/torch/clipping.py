@@ -1,0 +1,102 @@
+"""Lets torch's clip_grad_norm_ know the norm of gradients of which each rank has a part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils import clip_grad
+
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.parts import Part
+from torsh_runtime.integrations.torch.marks import marks_of
+
+_ASKED = "_torsh_asked"
+"""Attribute of a norm: its exponent, and whether it must be finite."""
+
+
+def watch_clipping() -> None:
+    """Correct torch's clip_grad_norm_ from now on, also where programs have imported it."""
+    torch_clip: Any = clip_grad
+    torch_clip._get_total_norm = _noting(torch_clip._get_total_norm)
+    torch_clip._clip_grads_with_norm_ = _clipping(torch_clip._clip_grads_with_norm_)
+
+
+def _noting(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def norm(
+        tensors: Any,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Any:
+        """Call torch's own, and leave it to _clip_grads_with_norm_() to refuse infinite norms."""
+        found = theirs(tensors, norm_type, False, foreach)
+        setattr(found, _ASKED, (float(norm_type), error_if_nonfinite))
+        return found
+
+    return norm
+
+
+def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(theirs)
+    def clip(parameters: Any, max_norm: float, total_norm: Any, foreach: Any = None) -> Any:
+        """Call torch's own, with the norm over all ranks, which also `total_norm` becomes.
+
+        Raises ConfigError for parameters that are not cut over all ranks.
+        """
+        each = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
+        norm_type, is_checked = getattr(total_norm, _ASKED, (None, False))
+        parts = [part for marks in map(marks_of, each) if marks for part in marks.parts]
+        if parts:
+            _check(parts, is_known=norm_type is not None)
+            total_norm.fill_(_norm_over(parts[0].group, each, norm_type))
+        if is_checked and not bool(torch.isfinite(total_norm)):
+            raise RuntimeError(
+                f"The total norm of order {norm_type} for gradients from `parameters` is "
+                f"non-finite, so it cannot be clipped. To disable this error and scale the "
+                f"gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+            )
+        return theirs(each, max_norm, total_norm, foreach)
+
+    return clip
+
+
+def _check(parts: Iterable[Part], is_known: bool) -> None:
+    for part in parts:
+        if not is_known or part.clipping is not None:
+            raise ConfigError(
+                f"torch.nn.utils.clip_grad_norm_ knows this rank's parts of gradients only, such "
+                f"as of {part.name!r}, and their norm is another one on each rank: call "
+                f"{part.clipping or 'clip_grad_norm_() instead'}, on all ranks"
+            )
+
+
+def _norm_over(group: ProcessGroup, parameters: Sequence[Any], norm_type: float) -> float:
+    """Return the norm of all gradients: of parts on all ranks, and of whole ones on this rank."""
+    cut = [each for each in parameters if marks_of(each) and each.grad is not None]
+    whole = [each for each in parameters if not marks_of(each) and each.grad is not None]
+    own = np.array([_power_sum(cut, norm_type)], np.float64).view(np.int64)
+    told = group.all_gather_numbers(own).view(np.float64)[:, 0].tolist()
+    sums = [*told, _power_sum(whole, norm_type)]
+    if math.isinf(norm_type):
+        return float(np.max(sums))
+    total: float = sum(sums) ** (1 / norm_type)
+    return total
+
+
+def _power_sum(parameters: Sequence[Any], norm_type: float) -> float:
+    """Return the sum of |gradient| ** norm_type, or for infinity the largest |gradient|."""
+    norms = [
+        float(torch.linalg.vector_norm(each.grad, norm_type, dtype=torch.float64))
+        for each in parameters
+        if each.grad.numel()
+    ]
+    if math.isinf(norm_type):
+        return float(np.max(norms, initial=0.0))
+    return sum(each**norm_type for each in norms)
