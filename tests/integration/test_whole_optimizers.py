@@ -66,3 +66,10 @@ def test_parts_are_rows_and_then_whole_parameters(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", RANKS)
 def test_gradients_stay_when_owners_get_parameters(ranks: int) -> None:
     assert max(each_of(ranks, "kept")) < EXACT
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_muon_leaves_the_bits_that_it_leaves_on_replicas(ranks: int) -> None:
+    if "Muon" not in kinds():
+        pytest.skip("needs a torch that has Muon")
+    assert all(each_of(ranks, "bits"))

@@ -117,7 +117,13 @@ class Net(nn.Module):
         return found
 
 
-def train(model: Any, optimizers: Sequence[Any], steps: Sequence[int], rows: slice) -> None:
+def train(
+    model: Any,
+    optimizers: Sequence[Any],
+    steps: Sequence[int],
+    rows: slice,
+    is_clipped: bool = True,
+) -> None:
     """Train with some rows of each step's batch."""
     for step in steps:
         generator = torch.Generator().manual_seed(step)
@@ -125,7 +131,8 @@ def train(model: Any, optimizers: Sequence[Any], steps: Sequence[int], rows: sli
         for each in optimizers:
             each.zero_grad()
         functional.cross_entropy(model(words).flatten(0, 1), wanted.flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        if is_clipped:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         for each in optimizers:
             each.step()
 
@@ -202,6 +209,20 @@ def kept_gradients(rank: int, ranks: int) -> float:
     return max(float((found[key] - expected[key]).abs().max()) for key in expected)
 
 
+def same_bits(rank: int, ranks: int) -> bool:
+    """Whether Muon leaves the bits that it leaves on replicas, in float32."""
+    sharded = tr.FullyShardedDataParallel(
+        Net().float(), auto_wrap_policy=tr.SizeBasedAutoWrap(50), min_num_params=0
+    )
+    replicas = tr.DistributedDataParallel(Net().float())
+    for model in (sharded, replicas):
+        train(model, KINDS["Muon"](model), range(STEPS), own_rows(rank, ranks), is_clipped=False)
+    found = sharded.state_dict()
+    return all(
+        torch.equal(found[name], each) for name, each in replicas.module.state_dict().items()
+    )
+
+
 def bodies(ranks: int, folder: Path) -> dict[Any, Any]:
     """Each scene by its name, a function of the rank."""
     found: dict[Any, Any] = {}
@@ -210,6 +231,8 @@ def bodies(ranks: int, folder: Path) -> dict[Any, Any]:
             found[name, gathers] = partial(difference, name, ranks=ranks, gathers=gathers)
         saved = folder / f"{name}-{ranks}"
         found[name, "loaded"] = partial(difference, name, ranks=ranks, gathers=False, saved=saved)
+    if "Muon" in KINDS:
+        found["bits"] = partial(same_bits, ranks=ranks)
     found["shapes"] = partial(shapes, ranks=ranks)
     found["kept"] = partial(kept_gradients, ranks=ranks)
     return found

@@ -51,10 +51,10 @@ def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
         Raises ConfigError for parameters that are not cut over all ranks.
         """
         each = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
-        norm_type, is_checked = getattr(total_norm, _ASKED, (None, False))
+        norm_type, is_checked = getattr(total_norm, _ASKED, (0.0, False))
         parts = [part for marks in map(marks_of, each) if marks for part in marks.parts]
         if parts:
-            _check(parts, is_known=norm_type is not None)
+            _check(parts, is_known=norm_type != 0.0)
             total_norm.fill_(_norm_over(parts[0].group, each, norm_type))
         if is_checked and not bool(torch.isfinite(total_norm)):
             raise RuntimeError(
@@ -86,8 +86,7 @@ def _norm_over(group: ProcessGroup, parameters: Sequence[Any], norm_type: float)
     sums = [*told, _power_sum(whole, norm_type)]
     if math.isinf(norm_type):
         return float(np.max(sums))
-    total: float = sum(sums) ** (1 / norm_type)
-    return total
+    return float(sum(sums) ** (1 / norm_type))
 
 
 def _power_sum(parameters: Sequence[Any], norm_type: float) -> float:
@@ -99,4 +98,4 @@ def _power_sum(parameters: Sequence[Any], norm_type: float) -> float:
     ]
     if math.isinf(norm_type):
         return float(np.max(norms, initial=0.0))
-    return sum(each**norm_type for each in norms)
+    return float(sum(each**norm_type for each in norms))

@@ -41,7 +41,9 @@ class FlatParameter:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.precision = precision
-        self.shapes = [*(shapes or (tuple(each.shape) for each in self.parameters))]
+        self.shapes: list[tuple[int, ...]] = [
+            *(shapes or (tuple(each.shape) for each in self.parameters))
+        ]
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.starts = [0, *accumulate(self.sizes)][:-1]
         self.size = sum(self.sizes)

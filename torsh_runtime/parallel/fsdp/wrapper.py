@@ -38,10 +38,10 @@ class FullyShardedDataParallel(NoCopies):
 
     See Zhao et al., PyTorch FSDP, VLDB 2023. It is a module of the model's framework itself.
 
-    Outside of forward and backward passes each parameter holds this rank's elements of it, maybe
-    none, and so does its gradient, the average over ranks: in as many dimensions as the whole has,
-    of which all but the first have size 1. So optimizers have to compute elementwise. All ranks
-    make the same calls in the same order.
+    Outside of forward and backward passes each parameter holds this rank's rows of it along the
+    first dimension, maybe none, and so does its gradient, the average over ranks. If an optimizer
+    of torch does not compute elementwise, its first step gives each of its parameters to one rank
+    as a whole. All ranks make the same calls in the same order.
 
     Example:
         ```python
