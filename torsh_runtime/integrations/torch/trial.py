@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -19,9 +18,9 @@ from torsh_runtime.framework.parts import Marks, Part
 from torsh_runtime.layout import even_cuts
 
 _log = logging.getLogger("torsh_runtime")
-_SIZES, _LARGE = (5, 4), (131, 129)
-"""Sizes of the first dimensions, except a cut one; further dimensions have the last size.
-Large ones are for optimizers that treat small matrices differently."""
+_SIZES, _LARGEST = (5, 4), (131, 129)
+"""Sizes of the first dimensions, except a cut one; further dimensions have the last size. The
+second are those of the largest matrices that are tried."""
 _GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0))
 """Factors of the gradients in each step. The second set is for optimizers that only limit large
 changes.
@@ -138,19 +137,22 @@ def _smalls(steps: _Steps, marked: Mapping[int, Marks]) -> list[_Small]:
     generator = torch.Generator().manual_seed(0)
     large = _large(steps.optimizer, marked)
     return [
-        _Small(each, marked.get(id(each)), _LARGE if id(each) in large else _SIZES, generator)
+        _Small(each, marked.get(id(each)), large.get(id(each), _SIZES), generator)
         for each in steps.parameters
     ]
 
 
-def _large(optimizer: Any, marked: Mapping[int, Marks]) -> set[int]:
-    """Return the id() of the first large cut matrix of each parameter group."""
-    least = math.prod(_LARGE)
-    found = (
-        [id(each) for each in group["params"] if _is_matrix(each, marked) and each.numel() >= least]
-        for group in optimizer.param_groups
-    )
-    return {each[0] for each in found if each}
+def _large(optimizer: Any, marked: Mapping[int, Marks]) -> dict[int, tuple[int, ...]]:
+    """Return the sizes of one cut matrix of each parameter group, by its id(): those that it has,
+    up to a limit. Optimizers may treat matrices of some sizes differently."""
+    found = {}
+    for group in optimizer.param_groups:
+        matrices = [each for each in group["params"] if _is_matrix(each, marked)]
+        if matrices:
+            chosen = max(matrices, key=lambda each: (min(each.shape), each.numel()))
+            sizes = zip(chosen.shape, _SIZES, _LARGEST, strict=True)
+            found[id(chosen)] = tuple(min(max(own, few), many) for own, few, many in sizes)
+    return found
 
 
 def _is_matrix(parameter: Any, marked: Mapping[int, Marks]) -> bool:
