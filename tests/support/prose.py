@@ -19,6 +19,7 @@ LONGEST = 30
 
 DONE = (
     "README.md",
+    "docs/accelerate.md",
     "docs/backends.md",
     "docs/checkpoints.md",
     "docs/clusters.md",
@@ -36,12 +37,14 @@ DONE = (
     "docs/experts.md",
     "docs/failures.md",
     "docs/glossary.md",
+    "docs/gpus.md",
     "docs/guides.md",
     "docs/horovod.md",
     "docs/index.md",
     "docs/mesh.md",
     "docs/metrics.md",
     "docs/monitoring.md",
+    "docs/mpirun.md",
     "docs/nn.md",
     "docs/nodes.md",
     "docs/output.md",
