@@ -119,8 +119,10 @@ def page(cells: Mapping[tuple[str, str], str]) -> str:
 _REASONS = "## Refused"
 _HEADER = """# Models of transformers
 
-Made by `python benchmarks/families.py --write`: small models of each family, trained for 10 steps
-of AdamW with clipping, in float64, whole in one process and spread over ranks.
+This table says which models of transformers were trained with which kinds of parallelism, and
+whether the results were right. Small models of each family were trained for 10 steps of AdamW with
+clipping, in float64, whole in one process and spread over ranks.
+`python benchmarks/families.py --write` makes the page.
 """
 _LISTS = "models of experts"
 _OWN = "GPT-2, OPT, ModernBERT"

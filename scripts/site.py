@@ -1,8 +1,8 @@
 """Builds the documentation's site; see scripts/docs, which has what this needs.
 
-The pages are those of docs/, with two differences. Links to files of the repository outside docs/
-lead to copies of them, and the reference pages are made here of torsh_runtime's table of public
-names, so that none can be missing.
+The pages are those of docs/, with three differences. Links to files of the repository outside docs/
+lead to copies of them. Code in tables has no backslashes before |. The reference pages are made
+here of torsh_runtime's table of public names, so that none can be missing.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Site:
         shutil.copytree(ROOT / "docs", self._source, ignore=left_out)
         for page in [*self._source.rglob("*.md")]:
             origin = ROOT / "docs" / page.relative_to(self._source)
-            page.write_text(self._linked(page.read_text(), origin, page))
+            page.write_text(self._linked(without_escapes(page.read_text()), origin, page))
         (self._source / "reference").mkdir()
         for name, text in reference_pages():
             (self._source / "reference" / f"{name}.md").write_text(text)
@@ -135,6 +135,18 @@ class Site:
             text = target.read_text()
             copy.write_text(self._linked(text, target, copy) if target.suffix == ".md" else text)
         return copy
+
+
+def without_escapes(text: str) -> str:
+    r"""Return the text with | for \| in the code of tables.
+
+    GitHub needs the backslash there; the generator shows it.
+    """
+
+    def bare(row: re.Match[str]) -> str:
+        return re.sub(r"`[^`]*`", lambda code: code[0].replace(r"\|", "|"), row[0])
+
+    return re.sub(r"^\|.*$", bare, text, flags=re.MULTILINE)
 
 
 def imported(path: Path) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ class Point(NamedTuple):
 def all_reduce() -> Picture:
     """Draw the time of an all_reduce within a node by size."""
     picture = Picture(
-        "all_reduce",
+        "plot-all-reduce",
         "all_reduce within a node",
         "Time by size with 2 and with 8 ranks on 2 processors: ours, and that of the quickest of "
         "Gloo, MPICH and Open MPI, on logarithmic scales. The table has the same figures.",
@@ -47,7 +47,7 @@ def all_reduce() -> Picture:
 def network() -> Picture:
     """Draw the time of an all_reduce between nodes by size."""
     picture = Picture(
-        "network",
+        "plot-network",
         "all_reduce between two nodes",
         "Time by size with 1 and with 2 ranks on each of two nodes, which are network namespaces: "
         "ours and Gloo's, on logarithmic scales. The table has the same figures.",
@@ -71,7 +71,7 @@ def network() -> Picture:
 def steps() -> Picture:
     """Draw the time of training steps as a part of torch's."""
     picture = Picture(
-        "steps",
+        "plot-steps",
         "Training steps beside torch's",
         "Time of a step, divided by that of torch over Gloo: DDP, a GPT, FSDP2 and three pipeline "
         "schedules with 2 ranks. The tables have the same figures.",
@@ -104,7 +104,7 @@ def steps() -> Picture:
 def launch() -> Picture:
     """Draw how long launchers take."""
     picture = Picture(
-        "launch",
+        "plot-launch",
         "Times of launchers",
         "Milliseconds from the command to the first lines of two workers, of --help, and from the "
         "SIGKILL of a worker until both print again, by launcher. The table has the same figures.",
