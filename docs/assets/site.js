@@ -14,8 +14,8 @@ document$.subscribe(() => {
 })
 
 function words(text) {
-  return text.split(/( )/).map((word) => {
-    if (word === " " || word.length > 20) return word
+  return text.split(/(\s+)/).map((word) => {
+    if (!word.trim() || word.length > 24) return word
     const whole = document.createElement("span")
     whole.className = "whole"
     whole.textContent = word
