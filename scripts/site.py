@@ -160,7 +160,7 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
 def package_names(package: str) -> list[str]:
     """Return the public names of a public package, sorted."""
     names = {name for name, _ in imported(PACKAGE / package / "__init__.py")}
-    return sorted(name for name in names if not name.startswith("_"))
+    return sorted((name for name in names if not name.startswith("_")), key=str.lower)
 
 
 def public_names() -> Iterator[tuple[str, str]]:
@@ -190,7 +190,8 @@ def reference_pages() -> Iterator[tuple[str, str]]:
         names[page_of(module)].append(name)
     yield "index", index_of(names)
     for page, (title, _) in REFERENCE.items():
-        entries = "\n\n".join(f"::: torsh_runtime.{name}" for name in sorted(names[page]))
+        listed = sorted(names[page], key=str.lower)
+        entries = "\n\n".join(f"::: torsh_runtime.{name}" for name in listed)
         yield page, f"# {title}\n\n{entries}\n"
     for package in PACKAGES:
         parts = "\n\n".join(
@@ -209,7 +210,8 @@ def index_of(names: dict[str, list[str]]) -> str:
         "",
     ]
     for page, (title, _) in REFERENCE.items():
-        links = [f"[`{name}`]({page}.md#torsh_runtime.{name})" for name in sorted(names[page])]
+        listed = sorted(names[page], key=str.lower)
+        links = [f"[`{name}`]({page}.md#torsh_runtime.{name})" for name in listed]
         lines += [f"## {title}", "", ", ".join(links), ""]
     lines += ["## Subpackages", ""]
     lines += [f"- [`torsh_runtime.{each}`]({each}.md)" for each in PACKAGES]
