@@ -80,7 +80,7 @@ def two_optimizers(model: Any) -> list[Any]:
     named = [*model.named_parameters()]
     inner = [each for name, each in named if each.ndim == 2 and "inner" in name]
     rest = [each for _, each in named if not any(each is own for own in inner)]
-    return [torch.optim.Muon(inner, lr=2e-2), torch.optim.AdamW(rest, lr=1e-2)]
+    return [torch.optim.AdamW(rest, lr=1e-2), torch.optim.Muon(inner, lr=2e-2)]
 
 
 KINDS: dict[str, Callable[[Any], list[Any]]] = {

@@ -21,13 +21,17 @@ _log = logging.getLogger("torsh_runtime")
 _SIZES, _LARGEST = (5, 4), (131, 129)
 """Sizes of the first dimensions, except a cut one; further dimensions have the last size. The
 second are those of the largest matrices that are tried."""
-_GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0))
+_GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0), (1.0,) * 24)
 """Factors of the gradients in each step. The second set is for optimizers that only limit large
-changes.
-"""
+changes, the third for those that estimate a rate from many steps."""
 _ROUNDING = 1e-3
 """Largest tolerated difference, relative to the largest change."""
+_IN_COMMON = (
+    "it changes a parameter by other parameters' gradients as well, as one that clips by a common "
+    "norm or estimates a common learning rate does"
+)
 _RATE = 1e-2
+"""The least learning rate, as a warm-up begins with 0."""
 
 
 class Stepped(NamedTuple):
@@ -125,7 +129,7 @@ def _tried_in_turn(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
             return Stepped(False, f"without some gradients it raises {_named(error)}")
         found = _compared([together[each] for each in chosen], [alone[each] for each in chosen])
         if not found.is_elementwise:
-            return Stepped(False, "it changes a parameter by other parameters' gradients as well")
+            return Stepped(False, _IN_COMMON)
     return Stepped(True)
 
 
@@ -262,7 +266,7 @@ def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:
             vars(copied)[name] = copy.deepcopy(value, memo)
     for group in copied.param_groups:
         if isinstance(group.get("lr"), float | int):
-            group["lr"] = _RATE
+            group["lr"] = max(group["lr"], _RATE)
         elif isinstance(group.get("lr"), torch.Tensor):
-            group["lr"].fill_(_RATE)
+            group["lr"].clamp_(min=_RATE)
     return copied

@@ -34,10 +34,12 @@ class FlatParameter:
         part: int,
         *,
         shapes: Sequence[tuple[int, ...]] | None = None,
-        owners: Sequence[int] | None = None,
+        cuts: Sequence[int] | None = None,
+        is_owned: bool = False,
     ) -> None:
         """Lay the parameters end to end. shapes: those of whole parameters; None: they are whole.
-        owners: the part that has each parameter, in ascending order; None cuts between rows."""
+        cuts: where the parts end; None: between rows, so that they are about equally large.
+        is_owned: each parameter belongs to one part."""
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.precision = precision
@@ -47,11 +49,8 @@ class FlatParameter:
         self.sizes = [math.prod(shape) for shape in self.shapes]
         self.starts = [0, *accumulate(self.sizes)][:-1]
         self.size = sum(self.sizes)
-        self.is_owned, self.part = owners is not None, part
-        if owners is None:
-            self.cuts = row_cuts(self.shapes, parts)
-        else:
-            self.cuts = owner_cuts(self.sizes, owners, parts)
+        self.is_owned, self.part = is_owned, part
+        self.cuts = tuple(cuts or row_cuts(self.shapes, parts))
         self.start, self.end = self.cuts[part], self.cuts[part + 1]
         self.is_trained = self.parameters[0].requires_grad
 
@@ -106,14 +105,27 @@ class FlatParameter:
         rest = [number for number in numbers if id(self.parameters[number]) not in owners]
         owned = [number for number in numbers if number not in rest]
         owned.sort(key=lambda number: owners[id(self.parameters[number])])
+        sizes = [self.sizes[number] for number in owned]
         chosen = [owners[id(self.parameters[number])] for number in owned]
-        found = [self._of(owned, chosen)]
-        return [self._of(rest, None), *found] if rest else found
+        found = [self._of(owned, owner_cuts(sizes, chosen, len(self.cuts) - 1), is_owned=True)]
+        return [self._of(rest, self._cuts_without(owned)), *found] if rest else found
 
-    def _of(self, numbers: Sequence[int], owners: Sequence[int] | None) -> FlatParameter:
+    def _of(
+        self, numbers: Sequence[int], cuts: Sequence[int], is_owned: bool = False
+    ) -> FlatParameter:
         named = [(self.names[number], self.parameters[number]) for number in numbers]
-        parts, shapes = len(self.cuts) - 1, [self.shapes[number] for number in numbers]
-        return FlatParameter(named, self.precision, parts, self.part, shapes=shapes, owners=owners)
+        facts = self.precision, len(self.cuts) - 1, self.part
+        shapes = [self.shapes[number] for number in numbers]
+        return FlatParameter(named, *facts, shapes=shapes, cuts=cuts, is_owned=is_owned)
+
+    def _cuts_without(self, numbers: Sequence[int]) -> list[int]:
+        """Return the cuts that leave other parameters' parts as they are, for optimizers that have
+        state of these."""
+
+        def before(cut: int, number: int) -> int:
+            return min(max(cut - self.starts[number], 0), self.sizes[number])
+
+        return [cut - sum(before(cut, number) for number in numbers) for cut in self.cuts]
 
 
 class StorageStrategy(ABC):

@@ -110,10 +110,12 @@ class FSDPState:
 
         Raises ConfigError while parameters are whole.
         """
-        if self.training_state is not TrainingState.FORWARD_BACKWARD:
+        is_between = self.training_state is TrainingState.FORWARD_BACKWARD
+        if not is_between or self._framework.in_backward():
             raise ConfigError(
                 "an optimizer needs whole parameters, and they cannot be moved while the model is "
-                "unsharded: step within neither unshard() nor summon_full_params()"
+                "unsharded: let it step for the first time neither in a backward pass, nor within "
+                "unshard() or summon_full_params()"
             )
         self.rest()
         self.meet()
