@@ -52,7 +52,7 @@ def receives(rank: int) -> tuple[float, bool, bool]:
     assert all(bool(each.weight.all()) for each in layers)
     size = sum(each.weight.nbytes for each in layers)
     model: Any = tr.FullyShardedDataParallel(torch.nn.Sequential(*layers))
-    memories = [memory for unit in model._passes.units for _, memory in unit.laid]
+    memories = [memory for unit in model._sharding.units for _, memory in unit.laid]
     seen: list[bool] = []
     layers[1].register_forward_hook(lambda *_: seen.append(bool(memories[1].whole.all())))
     with torch.no_grad():

@@ -45,6 +45,7 @@ from torsh_runtime.parallel.fsdp.storage import (
     NodeStorage,
     ReplicatedStorage,
 )
+from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.layouts import layouts_of
 from torsh_runtime.parallel.parts_of_state import refusing
@@ -259,16 +260,17 @@ class UnitMaker:
         found = units_of(self._model, self._config.auto_wrap_policy, self._over.size_of, sharded)
         units = [self._unit(*each) for each in found]
         self._initialiser.have_all()
-        self._send([buffer for _, buffer in self._model.named_buffers()])
+        self.send([buffer for _, buffer in self._model.named_buffers()])
         return units
 
-    def _send(self, tensors: list[Any]) -> None:
+    def send(self, tensors: Sequence[Any]) -> None:
+        """Give all ranks rank 0's values of these parameters or buffers. All ranks call it."""
         for ranks in filter(None, (self._copies, self._over)):
             ranks.send(0, tensors)
 
     def _unit(self, name: str, module: Any, parameters: Parameters) -> FSDPParamGroup:
         is_made = self._initialiser.have([parameter for _, parameter in parameters])
-        self._send([parameter for _, parameter in parameters])
+        self.send([parameter for _, parameter in parameters])
         kinds: dict[tuple[Any, ...], Parameters] = {}
         for each in parameters:
             kind = (*kind_of(each[1]), each[1].requires_grad)
@@ -276,10 +278,12 @@ class UnitMaker:
             kinds.setdefault((*kind, *ranks), []).append(each)
         size = sum(self._over.size_of(parameter) for _, parameter in parameters)
         strategy = self._config.sharding_strategy
+        options = UnitOptions(finds_unused=self._config.find_unused_parameters)
+        if strategy is ShardingStrategy.SHARD_GRAD_OP:
+            options.keeps_whole = True
         is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
         laid = [self._laid(named, is_replicated) for named in kinds.values()]
-        keeps_whole = strategy is ShardingStrategy.SHARD_GRAD_OP
-        unit = FSDPParamGroup(name, module, self._framework, laid, is_replicated, keeps_whole)
+        unit = FSDPParamGroup(name, module, self._framework, laid, is_replicated, options)
         if is_made:  # the next one may not fit where this one was
             self._framework.let_go_of_freed()
         return unit
@@ -322,22 +326,34 @@ def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named
     return call(*inputs, **named)
 
 
+WRAPPER, FUNCTION = "FullyShardedDataParallel", "fully_shard"
+
 NO_COPIES = (
-    "a FullyShardedDataParallel and its modules are neither copied nor pickled, for a rank has "
-    "parts of them only: save state_dict() or use a tr.checkpoint.Checkpointer; for a second model "
-    "build it anew and wrap it; for averages of parameters keep copies of those that "
-    "model.parameters() has on each rank"
+    "a model in FullyShardedDataParallel or of fully_shard() is neither copied nor pickled, nor "
+    "are its modules, for a rank has parts of them only: save state_dict() or use a "
+    "tr.checkpoint.Checkpointer; for a second model build it anew and shard it; for averages of "
+    "parameters keep copies of those that model.parameters() has on each rank"
 )
 
-_CLIPPING = (
-    "model.clip_grad_norm_(max_norm), or tr.clip_grad_norm_(model, max_norm, mesh) on a mesh"
-)
+_CLIPPING = {
+    WRAPPER: (
+        "model.clip_grad_norm_(max_norm), or tr.clip_grad_norm_(model, max_norm, mesh) on a mesh"
+    ),
+    FUNCTION: "tr.clip_grad_norm_(model, max_norm), with mesh=mesh if the model is on a mesh",
+}
 
-_STATE_OF_PARTS = (
-    "the state of a module within a FullyShardedDataParallel has this rank's parts of parameters, "
-    "which are not to be taken for whole ones: call state_dict() of the wrapper, on all ranks, as "
-    "in model.module.save_pretrained(path, state_dict=model.state_dict())"
-)
+_STATE_OF_PARTS = {
+    WRAPPER: (
+        "the state of a module within a FullyShardedDataParallel has this rank's parts of "
+        "parameters, which are not to be taken for whole ones: call state_dict() of the wrapper, "
+        "on all ranks, as in model.module.save_pretrained(path, state_dict=model.state_dict())"
+    ),
+    FUNCTION: (
+        "the state of a module within one that fully_shard() was given has this rank's parts of "
+        "parameters, which are not to be taken for whole ones: call state_dict() of the module "
+        "that was given, on all ranks"
+    ),
+}
 
 
 class NoCopies:
@@ -350,8 +366,9 @@ class NoCopies:
         raise ConfigError(NO_COPIES)
 
 
-def guard(model: Module, passes: FSDPState) -> None:
-    """Refuse what would take parts of parameters for whole ones."""
+def guard(model: Module, passes: FSDPState, asked_by: str) -> None:
+    """Refuse what would take parts of parameters for whole ones. asked_by: the class or function
+    that has sharded the model."""
     framework, here = framework_of(model), weakref.ref(passes)  # which hooks do not keep alive
 
     def is_whole() -> bool:
@@ -362,7 +379,7 @@ def guard(model: Module, passes: FSDPState) -> None:
         for flat, memory in unit.laid:
             if not unit.is_replicated and memory.group.world_size > 1:
                 for name, each in zip(flat.names, flat.parameters, strict=True):
-                    framework.mark(each, Part(name, memory.group, None, _CLIPPING))
+                    framework.mark(each, Part(name, memory.group, None, _CLIPPING[asked_by]))
         vars(unit.module)["_torsh_no_copies"] = NoCopies()
         if not unit.is_replicated:
-            framework.on_state_dict(unit.module, refusing(_STATE_OF_PARTS, is_whole))
+            framework.on_state_dict(unit.module, refusing(_STATE_OF_PARTS[asked_by], is_whole))
