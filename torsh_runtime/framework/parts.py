@@ -18,6 +18,8 @@ class Part:
     """Along which it is cut; None: in order of its elements."""
     clipping: str
     """The call that clips gradients of such parts."""
+    adds_up: bool = False
+    """Whether the framework's own clipping may add up over the group, whose ranks all call it."""
 
 
 @dataclass(frozen=True, slots=True)

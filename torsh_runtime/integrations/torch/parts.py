@@ -9,7 +9,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torsh_runtime.backends.base import ReduceOp
@@ -18,6 +17,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.parts import Marks, Part, Same
 from torsh_runtime.integrations.torch.alike import Alike
+from torsh_runtime.integrations.torch.clipping import correct_clipping
 from torsh_runtime.integrations.torch.trial import Stepped, trial
 
 _MARKS = "_torsh_marks"
@@ -72,8 +72,7 @@ def _watch_torch() -> None:
     register_optimizer_step_pre_hook(before_step)
     scaler: Any = torch.amp.GradScaler
     scaler._unscale_grads_ = _unscaling(scaler._unscale_grads_)
-    clip: Any = clip_grad
-    clip._clip_grads_with_norm_ = _clipping(clip._clip_grads_with_norm_)
+    correct_clipping(marks_of)
     replicas: Any = torch.nn.parallel.DistributedDataParallel
     replicas.__init__ = _replicating(replicas.__init__)
 
@@ -193,24 +192,6 @@ def _ranks_of(part: Part, told: Mapping[str, Any]) -> set[int]:
     if group is None:
         return {*part.group.ranks}
     return {*torch.distributed.get_process_group_ranks(group)}
-
-
-def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(theirs)
-    def clip(parameters: Any, *given: Any, **named: Any) -> Any:
-        """Call torch's own. Raises ConfigError for parameters of which ranks have parts."""
-        each = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
-        found = [marks.parts for marks in map(marks_of, each) if marks and marks.parts]
-        if found:
-            part = found[0][-1]
-            raise ConfigError(
-                f"torch.nn.utils.clip_grad_norm_ knows this rank's parts of gradients only, such "
-                f"as of {part.name!r}, and their norm is another one on each rank: call "
-                f"{part.clipping}, on all ranks"
-            )
-        return theirs(each, *given, **named)
-
-    return clip
 
 
 def _unscaling(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -328,6 +328,8 @@ def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named
 
 WRAPPER, FUNCTION = "FullyShardedDataParallel", "fully_shard"
 
+_GUARDED = "_torsh_is_guarded"
+
 NO_COPIES = (
     "a model in FullyShardedDataParallel or of fully_shard() is neither copied nor pickled, nor "
     "are its modules, for a rank has parts of them only: save state_dict() or use a "
@@ -378,8 +380,15 @@ def guard(model: Module, passes: FSDPState, asked_by: str) -> None:
     for unit in passes.units:
         for flat, memory in unit.laid:
             if not unit.is_replicated and memory.group.world_size > 1:
+                how = None, _CLIPPING[asked_by], asked_by == FUNCTION
                 for name, each in zip(flat.names, flat.parameters, strict=True):
-                    framework.mark(each, Part(name, memory.group, None, _CLIPPING[asked_by]))
+                    framework.mark(each, Part(name, memory.group, *how))
         vars(unit.module)["_torsh_no_copies"] = NoCopies()
-        if not unit.is_replicated:
-            framework.on_state_dict(unit.module, refusing(_STATE_OF_PARTS[asked_by], is_whole))
+    parts = {id(each) for u in passes.units if not u.is_replicated for each in u.parameters}
+    roots = {id(unit.module) for unit in passes.units if not unit.is_replicated}
+    for _, module in model.named_modules():
+        own = vars(module)
+        has_parts = any(id(each) in parts for _, each in module.named_parameters(recurse=False))
+        if (has_parts or id(module) in roots) and _GUARDED not in own:
+            own[_GUARDED] = own["_torsh_no_copies"] = NoCopies()
+            framework.on_state_dict(module, refusing(_STATE_OF_PARTS[asked_by], is_whole))

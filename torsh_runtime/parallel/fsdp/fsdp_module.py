@@ -247,6 +247,16 @@ class FSDPModule(ShardedModule):
         with self._sharding.loading(arguments, named):
             return module.load_state_dict(state_dict, *arguments, **named)
 
+    def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
+        """Load the module's own tensors, which a module around it is asked to load, too."""
+        if not self._sharding.outermost.is_outermost_summoned():
+            raise ConfigError(
+                "load_state_dict() of a module that is not sharded would load into parts of those "
+                "in it that are: call fully_shard() on it as well, or load into these one by one"
+            )
+        module: Any = super()
+        module._load_from_state_dict(*arguments, **named)
+
     def to_empty(self, *, device: Any, recurse: bool = True) -> Any:
         """Let what was on the meta device get values, after this.
 
