@@ -18,6 +18,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.parts import Marks, Part, Same
 from torsh_runtime.integrations.torch.alike import Alike
 from torsh_runtime.integrations.torch.clipping import correct_clipping
+from torsh_runtime.integrations.torch.distributed_state import correct_state
 from torsh_runtime.integrations.torch.trial import Stepped, trial
 
 _MARKS = "_torsh_marks"
@@ -43,6 +44,7 @@ _ELEMENTWISE = frozenset(
 def mark(parameter: Any, mark: Part | Same) -> None:
     """Mark the parameter, and make torch's functions respect such marks."""
     _watch_torch()
+    correct_state(marks_of)
     marks = marks_of(parameter)
     if marks is None:
         marks = Marks(parameter.dim())
@@ -98,6 +100,7 @@ class _Checked:
         if self._steps != self._due:
             return
         self._due *= 2
+        correct_state(marks_of)
         if not self._is_judged:
             _check_elementwise(optimizer, has_closure)
             same = ((each, marks.same) for each, marks in _marked(optimizer))
