@@ -17,7 +17,10 @@ pytestmark = [
 ]
 NEAR = 1e-12
 NAMES = ("tutorial", "pretraining", "llama", "small", "blocks_only", "kept_whole")
-OTHERS = ("refusals", "same_object", "precise", "ignored", "by_method", "of_nn")
+OTHERS = (
+    *("refusals", "refused_by_others", "same_object", "precise", "ignored", "by_method"),
+    "of_nn",
+)
 
 
 def whole(results: list[Any]) -> list[Any]:
@@ -99,6 +102,22 @@ def test_what_would_go_wrong_is_refused_by_name() -> None:
     assert "are float32 on cpu, and would become bfloat16 on cpu" in first["dtype"]
     assert "to_empty(device='cpu')" in first["no values"]
     assert "call fully_shard() on it as well" in first["state around"]
+
+
+def test_what_others_would_do_wrong_is_refused() -> None:
+    first, other = results("refused_by_others")
+    assert first == other
+    assert "tr.checkpoint.Checkpointer" in first["optimizer's state"]
+    assert "let wrap make a tr.FullyShardedDataParallel" in first["pipeline"]
+
+
+def test_meshes_of_torch_are_taken(tmp_path: Path) -> None:
+    from support import fully_sharding
+
+    bodies: dict[Any, Any] = {"mesh": partial(fully_sharding.on_torchs_mesh, folder=tmp_path)}
+    expected = fully_sharding.alone("kept_whole", 2)
+    for state in whole(run_in_one_world(2, bodies, 60.0)["mesh"]):
+        assert max(fully_sharding.differences(state, expected)) < NEAR
 
 
 def test_a_model_stays_the_object_that_it_was() -> None:

@@ -262,6 +262,37 @@ def refusals(rank: int) -> dict[str, str]:
     return {name: raised(call) for name, call in calls.items()}
 
 
+def refused_by_others(rank: int) -> dict[str, str]:
+    """What other parts would do with a model that is sharded in place."""
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+    model = shard(made())
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of(model, batch(0, 1)).backward()
+    optimizer.step()
+    stage = nn.Linear(2, 2)
+    calls: dict[str, Callable[[], Any]] = {
+        "optimizer's state": lambda: get_optimizer_state_dict(model, optimizer),
+        "pipeline": lambda: tr.PipelineParallel([stage, nn.Linear(2, 2)], 2, wrap=fully_shard),
+    }
+    return {name: raised(call) for name, call in calls.items()}
+
+
+def on_torchs_mesh(rank: int, folder: Path) -> State:
+    """Sharded over a mesh of torch.distributed, whose groups are torsh's."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    _prepare()
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("torsh", store=store, rank=rank, world_size=2)
+    try:
+        model = shard(made(rank), mesh=init_device_mesh("cpu", (2,)))
+        return train(model, slice(ROWS * rank, ROWS * (rank + 1)), 2)
+    finally:
+        dist.destroy_process_group()
+
+
 def same_object(rank: int) -> dict[str, bool]:
     """What stays as it was when a model is sharded in place."""
     model = made()

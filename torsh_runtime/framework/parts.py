@@ -19,7 +19,7 @@ class Part:
     clipping: str
     """The call that clips gradients of such parts."""
     adds_up: bool = False
-    """Whether the framework's own clipping may add up over the group, whose ranks all call it."""
+    """The framework's own clipping may add up over the group, whose ranks all call it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class CPUOffloadPolicy(OffloadPolicy):
     """
 
     pin_memory: bool = True
-    """It is accepted for torch's sake, and makes no difference on the CPU."""
+    """Accepted for torch's sake; it makes no difference on the CPU."""
 
 
 def config_of(

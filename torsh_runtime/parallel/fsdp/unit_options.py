@@ -14,14 +14,14 @@ class UnitOptions:
     """Selects how one unit takes part in forward and backward passes."""
 
     keeps_whole: bool | None = None
-    """Whether it stays whole from a forward pass to the backward pass. None: only if the pass
-    began with its module."""
+    """Tells that it stays whole from a forward pass to the backward pass. None: only if it is the
+    model's own unit."""
     is_averaging: bool = True
-    """Whether its gradients are averaged, and not kept for later."""
+    """Tells that its gradients are averaged, and not kept for later."""
     averages_replicas: bool = True
-    """Whether they are also averaged over the ranks that have the same part."""
+    """Tells that they are also averaged over the ranks that have the same part."""
     finds_unused: bool = False
-    """Whether a parameter that this rank has not used counts as one with zero gradients where
+    """Tells that a parameter which this rank has not used counts as one with zero gradients where
     another rank has used it."""
     forward_prefetch: list[FSDPParamGroup] = field(default_factory=list)
     """Units to gather when it is called; if empty, what the last forward pass used next."""
