@@ -271,6 +271,15 @@ def between_nodes(strategy: str, rank: int, ranks: int) -> State:
     return _by(rank, ranks, strategy, None)
 
 
+def in_place(rank: int, ranks: int) -> State:
+    """By fully_shard(), of a few parts on their own."""
+    torch.manual_seed(rank)
+    net = Net()
+    for each in (net.first, net.last, net):
+        tr.fully_shard(each)
+    return train(net, COURSES["full"], slice(BATCH * rank, BATCH * (rank + 1)), ranks)
+
+
 def _by(rank: int, ranks: int, strategy: str, groups: Any) -> State:
     options = {**_SMALL, "sharding_strategy": strategy}
     model: Any = tr.FullyShardedDataParallel(Net(), process_group=groups, **options)

@@ -91,4 +91,4 @@ def _power_sum(gradients: Sequence[Any], kind: float) -> float:
     norms = [torch.linalg.vector_norm(each, kind, dtype=torch.float64) for each in gradients]
     if math.isinf(kind):
         return max((float(norm) for norm in norms), default=0.0)
-    return sum(float(norm) ** kind for norm in norms)
+    return float(sum(float(norm) ** kind for norm in norms))

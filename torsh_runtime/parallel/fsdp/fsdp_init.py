@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 from torsh_runtime.backends.native.host_info import node_here
 from torsh_runtime.comm.agreement import texts_of_all
@@ -70,9 +71,18 @@ def groups_of(given: Any, strategy: object) -> tuple[Any, Any]:
     )
 
 
+_NODES: WeakKeyDictionary[ProcessGroup, Nodes | None] = WeakKeyDictionary()
+
+
 def nodes_of(group: ProcessGroup) -> Nodes | None:
     """Return the group's nodes if there are several with equally many ranks each, and more than
-    one; else None, on all ranks."""
+    one; else None, on all ranks. Models of the same ranks share them, and their groups."""
+    if group not in _NODES:
+        _NODES[group] = _found_nodes(group)
+    return _NODES[group]
+
+
+def _found_nodes(group: ProcessGroup) -> Nodes | None:
     if group.is_in_node or group.world_size == 1:
         return None
     members = _members(group)

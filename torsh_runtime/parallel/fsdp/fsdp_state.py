@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -25,6 +24,7 @@ from torsh_runtime.parallel.fsdp.fsdp_param_group import (
     used_by_any,
 )
 from torsh_runtime.parallel.fsdp.prefetching import Prefetching
+from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.operations import is_finite
 from torsh_runtime.parallel.replicas import Replicas
 
@@ -40,17 +40,6 @@ def _lender(passes: FSDPState) -> Callable[[Any], None]:
             found.outermost().lend(parameter)
 
     return lend
-
-
-class TrainingState(Enum):
-    """Tells for whom a model's parameters are made whole, after torch's class of this name."""
-
-    FORWARD_BACKWARD = auto()
-    """Passes gather and reduce."""
-    HELD = auto()
-    """Parameters are whole since unshard(): passes neither gather nor reduce."""
-    SUMMON_FULL_PARAMS = auto()
-    """Parameters are whole copies in a block, in which no pass may begin."""
 
 
 class FSDPState:

@@ -27,7 +27,8 @@ from torsh_runtime.parallel.fsdp.fsdp_init import (
 )
 from torsh_runtime.parallel.fsdp.fsdp_param import MemoryAccounting, MemoryStats
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState, TrainingState
+from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
+from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.layouts import layouts_by_id, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sum, together
 from torsh_runtime.parallel.replicas import Replicas
