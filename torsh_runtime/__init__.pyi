@@ -177,18 +177,24 @@ from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel as Distri
 from torsh_runtime.parallel.experts import MixtureOfExperts as MixtureOfExperts
 from torsh_runtime.parallel.fsdp import (
     BackwardPrefetch as BackwardPrefetch,
+    CPUOffloadPolicy as CPUOffloadPolicy,
     CustomAutoWrap as CustomAutoWrap,
+    FSDPModule as FSDPModule,
     FsdpConfig as FsdpConfig,
     FullyShardedDataParallel as FullyShardedDataParallel,
     MemoryConfig as MemoryConfig,
     MemoryStats as MemoryStats,
     MixedPrecision as MixedPrecision,
+    MixedPrecisionPolicy as MixedPrecisionPolicy,
     ModuleTypeBasedAutoWrap as ModuleTypeBasedAutoWrap,
     NoAutoWrap as NoAutoWrap,
+    OffloadPolicy as OffloadPolicy,
     ShardingStrategy as ShardingStrategy,
     SizeBasedAutoWrap as SizeBasedAutoWrap,
+    UnshardHandle as UnshardHandle,
     auto_wrap_modules as auto_wrap_modules,
     fsdp_wrap as fsdp_wrap,
+    fully_shard as fully_shard,
     register_fsdp_forward_method as register_fsdp_forward_method,
 )
 from torsh_runtime.parallel.initial import init_parameters as init_parameters

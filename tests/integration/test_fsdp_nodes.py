@@ -21,20 +21,20 @@ STRATEGIES = ("full", "grad-and-optimizer", "none", "hybrid")
 
 
 def work(rank: int) -> Any:
-    from support.fsdp_training import between_nodes, data_parallel
+    from support.fsdp_training import between_nodes, data_parallel, in_place
 
     found = {strategy: between_nodes(strategy, rank, 4) for strategy in STRATEGIES}
-    return {**found, "ddp": data_parallel(rank, 4)}
+    return {**found, "in place": in_place(rank, 4), "ddp": data_parallel(rank, 4)}
 
 
 def test_every_strategy_trains_as_data_parallelism_does() -> None:
     import torch
 
     with plugged(2) as hosts:
-        results = run_on_hosts([hosts[0], hosts[0], hosts[1], hosts[1]], work, 60.0)
+        results = run_on_hosts([hosts[0], hosts[0], hosts[1], hosts[1]], work, 90.0)
     for result in results:
         assert not isinstance(result, Raised), result.error.args[0]
-        for strategy in STRATEGIES:
+        for strategy in (*STRATEGIES, "in place"):
             for name, value in result["ddp"].items():
                 torch.testing.assert_close(result[strategy][name], value, rtol=1e-4, atol=2e-5)
 
@@ -52,7 +52,7 @@ def receives(rank: int) -> tuple[float, bool, bool]:
     assert all(bool(each.weight.all()) for each in layers)
     size = sum(each.weight.nbytes for each in layers)
     model: Any = tr.FullyShardedDataParallel(torch.nn.Sequential(*layers))
-    memories = [memory for unit in model._passes.units for _, memory in unit.laid]
+    memories = [memory for unit in model._sharding.units for _, memory in unit.laid]
     seen: list[bool] = []
     layers[1].register_forward_hook(lambda *_: seen.append(bool(memories[1].whole.all())))
     with torch.no_grad():

@@ -54,7 +54,10 @@ def test_data_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_sharded_data_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    script, mixed, meta = snippets("sharded-data-parallel.md")
+    script, in_place, mixed, meta = snippets("sharded-data-parallel.md")
+    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, in_place))
+    assert len(losses) == 2
+    assert max(map(float, losses)) < 0.5
     out = output(torshrun, script)
     losses = re.findall(r"rank \d: loss ([\d.]+), 0.50 of the parameters", out)
     assert len(losses) == 2

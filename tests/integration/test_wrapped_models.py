@@ -68,8 +68,8 @@ def test_parameters_keep_their_number_of_dimensions() -> None:
 def test_values_that_are_put_in_place_count_or_are_refused() -> None:
     for is_taken_over, (cast, whole) in results("put_values"):
         assert is_taken_over
-        assert "'0.weight' has become float64" in cast
-        assert "before it is wrapped" in cast
+        assert "are float32 on cpu, and would become float64 on cpu" in cast
+        assert "before it is sharded" in cast
         assert "'0.weight' has become float32 (12, 12)" in whole
 
 

@@ -282,6 +282,15 @@ def hybrid_clipped(rank: int) -> str:
     return raised(lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
 
 
+def in_place(rank: int, ranks: int) -> State:
+    """By fully_shard(), of a few parts on their own."""
+    torch.manual_seed(rank)
+    net = Net()
+    for each in (net.first, net.last, net):
+        tr.fully_shard(each)
+    return train(net, COURSES["full"], slice(BATCH * rank, BATCH * (rank + 1)), ranks)
+
+
 def _by(rank: int, ranks: int, strategy: str, groups: Any) -> State:
     options = {**_SMALL, "sharding_strategy": strategy}
     model: Any = tr.FullyShardedDataParallel(Net(), process_group=groups, **options)

@@ -189,9 +189,12 @@ def put_values(rank: int) -> tuple[bool, list[str]]:
     for each in model.parameters():
         each.data = torch.full_like(each, 0.25)
     state = model.state_dict()
-    cast, whole = sharded(layers()).to(torch.float64), sharded(layers())
+    whole = sharded(layers())
     next(whole.parameters()).data = torch.ones(WIDTH, WIDTH)
-    texts = [raised(lambda: cast(batch(0, ROWS))), raised(lambda: whole(batch(0, ROWS)))]
+    texts = [
+        raised(lambda: sharded(layers()).to(torch.float64)),
+        raised(lambda: whole(batch(0, ROWS))),
+    ]
     return all(bool((each == 0.25).all()) for each in state.values()), texts
 
 

@@ -33,7 +33,7 @@ def refusal_of_distributed(name: str, value: object) -> str:
     return (
         f"{name!r} is a DTensor of torch, as torch's fully_shard() and parallelize_module() make "
         f"them: keep it with torch.distributed.checkpoint (dcp.save() of what get_state_dict() "
-        f"gives), or wrap the model in tr.FullyShardedDataParallel"
+        f"gives), or shard it by tr.fully_shard() or tr.FullyShardedDataParallel"
     )
 
 

@@ -14,7 +14,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import Module, framework_of_model
 from torsh_runtime.framework.models import trained_parameters
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
+from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id, stages_in
 from torsh_runtime.parallel.norms import (
     joined,
@@ -59,8 +59,8 @@ def clip_grad_norm_(
     takes the model, not its parameters, because its modules have layouts (parallel/layouts.py):
     what is sharded over axes of the mesh is added up over these, what several ranks have counts
     once, and stages of a pipeline, or of what is along "pp", are added up, of which several may
-    have a parameter of one name. What a FullyShardedDataParallel in it has sharded is added up over
-    its group. Sums are formed in float64.
+    have a parameter of one name. What FSDP, by either spelling, has sharded is added up over its
+    group. Sums are formed in float64.
 
     All ranks of the mesh call it, after the gradients have been averaged. If norms differ by more
     than 1e-4 of the largest, a warning is logged and each rank uses its own; otherwise the result
@@ -177,9 +177,9 @@ def _own_sums(model: Module, mesh: DeviceMesh | None, earlier: Set[int], norm_ty
 
 
 def _groups(model: Module) -> dict[int, ProcessGroup]:
-    """Return the groups over which wrappers have sharded parameters, by id()."""
-    wrappers = wrappers_of(model)
-    return {key: group for each in wrappers for key, group in each.sharded().items()}
+    """Return the groups over which parameters are sharded by FSDP, by id()."""
+    found = shardings_of(model)
+    return {key: group for each in found for key, group in each.sharded().items()}
 
 
 def _stages(model: Module, mesh: DeviceMesh | None) -> tuple[ProcessGroup | None, Set[int]]:

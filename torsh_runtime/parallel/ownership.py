@@ -12,7 +12,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, Tensor
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL, digest
-from torsh_runtime.parallel.fsdp.wrapper import wrappers_of
+from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.replicas import Replicas
 
@@ -43,7 +43,7 @@ class Ownership:
         self._has_compared = False
 
     def _told_by(self, model: Module, process_group: Any) -> Replicas:
-        if wrappers_of(model):
+        if shardings_of(model):
             raise ConfigError(
                 "DistributedOptimizer: a FullyShardedDataParallel in the model has spread the "
                 "parameters over the ranks already: give it the framework's own optimizer"

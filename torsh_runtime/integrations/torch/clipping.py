@@ -36,7 +36,8 @@ def _noting(theirs: Callable[..., Any]) -> Callable[..., Any]:
         foreach: bool | None = None,
     ) -> Any:
         """Call torch's own, and leave it to _clip_grads_with_norm_() to refuse infinite norms."""
-        found = theirs(tensors, norm_type, False, foreach)
+        each = [tensors] if isinstance(tensors, torch.Tensor) else [*tensors]
+        found = theirs([t for t in each if t.numel()], norm_type, False, foreach)
         setattr(found, _ASKED, (float(norm_type), error_if_nonfinite))
         return found
 

@@ -24,7 +24,8 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.parts import Marks
 from torsh_runtime.integrations.torch.alike import Alike
-from torsh_runtime.integrations.torch.marks import groups_of, marked
+from torsh_runtime.integrations.torch.distributed_state import correct_state
+from torsh_runtime.integrations.torch.marks import groups_of, marked, marks_of
 from torsh_runtime.integrations.torch.trial import Stepped, trial, trial_of_each
 
 _ELEMENTWISE = frozenset(
@@ -130,6 +131,7 @@ class _Steps:
 
     def _check(self, optimizer: Any) -> None:
         self._due *= 2
+        correct_state(marks_of)
         if self._alike is None:
             same = ((each, marks.same) for each, marks in marked(optimizer))
             self._alike = Alike([(each, found) for each, found in same if found])

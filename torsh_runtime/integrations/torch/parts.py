@@ -13,6 +13,7 @@ from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.parts import Marks, Part, Same
 from torsh_runtime.integrations.torch.clipping import watch_clipping
+from torsh_runtime.integrations.torch.distributed_state import correct_state
 from torsh_runtime.integrations.torch.marks import ATTRIBUTE, groups_of, marked, marks_of
 from torsh_runtime.integrations.torch.optimizers import watch_steps
 
@@ -20,6 +21,7 @@ from torsh_runtime.integrations.torch.optimizers import watch_steps
 def mark(parameter: Any, mark: Part | Same) -> None:
     """Mark the parameter, and make torch's functions respect such marks."""
     _watch_torch()
+    correct_state(marks_of)
     marks = marks_of(parameter)
     if marks is None:
         marks = Marks(parameter.dim())

@@ -12,26 +12,42 @@ from torsh_runtime.parallel.fsdp.config import (
     ShardingStrategy,
     SizeBasedAutoWrap,
 )
+from torsh_runtime.parallel.fsdp.fsdp_module import (
+    FSDPModule,
+    UnshardHandle,
+    register_fsdp_forward_method,
+)
+from torsh_runtime.parallel.fsdp.fully_shard import fully_shard
+from torsh_runtime.parallel.fsdp.policies import (
+    CPUOffloadPolicy,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+)
 from torsh_runtime.parallel.fsdp.wrapper import (
     FullyShardedDataParallel,
     auto_wrap_modules,
     fsdp_wrap,
-    register_fsdp_forward_method,
 )
 
 __all__ = [
     "BackwardPrefetch",
+    "CPUOffloadPolicy",
     "CustomAutoWrap",
+    "FSDPModule",
     "FsdpConfig",
     "FullyShardedDataParallel",
     "MemoryConfig",
     "MemoryStats",
     "MixedPrecision",
+    "MixedPrecisionPolicy",
     "ModuleTypeBasedAutoWrap",
     "NoAutoWrap",
+    "OffloadPolicy",
     "ShardingStrategy",
     "SizeBasedAutoWrap",
+    "UnshardHandle",
     "auto_wrap_modules",
     "fsdp_wrap",
+    "fully_shard",
     "register_fsdp_forward_method",
 ]

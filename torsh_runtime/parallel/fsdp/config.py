@@ -214,6 +214,10 @@ class FsdpConfig:
     param_init_fn: Callable[[Any], object] | None = None
     """Called with each module that has parameters or buffers on the meta device, once they have
     memory: gives them values. None: module.reset_parameters()."""
+    find_unused_parameters: bool = False
+    """Let a parameter that this rank has not used in a pass count as one with zero gradients if
+    another rank has used it. Gradients are then averaged at the end of backward passes, until when
+    each rank keeps whole ones. A unit has to be called by all ranks anyway."""
     check_nan: bool = False
     """Raise GradientError on all ranks if averages are not finite after a backward pass."""
 

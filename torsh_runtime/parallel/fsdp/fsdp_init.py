@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import partial
 from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
 
 from torsh_runtime.backends.native.host_info import node_here
 from torsh_runtime.comm.agreement import texts_of_all
@@ -46,6 +47,7 @@ from torsh_runtime.parallel.fsdp.storage import (
     NodeStorage,
     ReplicatedStorage,
 )
+from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.layouts import layouts_of
 from torsh_runtime.parallel.parts_of_state import refusing
@@ -70,9 +72,18 @@ def groups_of(given: Any, strategy: object) -> tuple[Any, Any]:
     )
 
 
+_NODES: WeakKeyDictionary[ProcessGroup, Nodes | None] = WeakKeyDictionary()
+
+
 def nodes_of(group: ProcessGroup) -> Nodes | None:
     """Return the group's nodes if there are several with equally many ranks each, and more than
-    one; else None, on all ranks."""
+    one; else None, on all ranks. Models of the same ranks share them, and their groups."""
+    if group not in _NODES:
+        _NODES[group] = _found_nodes(group)
+    return _NODES[group]
+
+
+def _found_nodes(group: ProcessGroup) -> Nodes | None:
     if group.is_in_node or group.world_size == 1:
         return None
     members = _members(group)
@@ -260,16 +271,17 @@ class UnitMaker:
         found = units_of(self._model, self._config.auto_wrap_policy, self._over.size_of, sharded)
         units = [self._unit(*each) for each in found]
         self._initialiser.have_all()
-        self._send([buffer for _, buffer in self._model.named_buffers()])
+        self.send([buffer for _, buffer in self._model.named_buffers()])
         return units
 
-    def _send(self, tensors: list[Any]) -> None:
+    def send(self, tensors: Sequence[Any]) -> None:
+        """Give all ranks rank 0's values of these parameters or buffers. All ranks call it."""
         for ranks in filter(None, (self._copies, self._over)):
             ranks.send(0, tensors)
 
     def _unit(self, name: str, module: Any, parameters: Parameters) -> FSDPParamGroup:
         is_made = self._initialiser.have([parameter for _, parameter in parameters])
-        self._send([parameter for _, parameter in parameters])
+        self.send([parameter for _, parameter in parameters])
         kinds: dict[tuple[Any, ...], Parameters] = {}
         for each in parameters:
             kind = (*kind_of(each[1]), each[1].requires_grad)
@@ -277,10 +289,12 @@ class UnitMaker:
             kinds.setdefault((*kind, *ranks), []).append(each)
         size = sum(self._over.size_of(parameter) for _, parameter in parameters)
         strategy = self._config.sharding_strategy
+        options = UnitOptions(finds_unused=self._config.find_unused_parameters)
+        if strategy is ShardingStrategy.SHARD_GRAD_OP:
+            options.keeps_whole = True
         is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
         laid = [self._laid(named, is_replicated) for named in kinds.values()]
-        keeps_whole = strategy is ShardingStrategy.SHARD_GRAD_OP
-        unit = FSDPParamGroup(name, module, self._framework, laid, is_replicated, keeps_whole)
+        unit = FSDPParamGroup(name, module, self._framework, laid, is_replicated, options)
         if is_made:  # the next one may not fit where this one was
             self._framework.let_go_of_freed()
         return unit
@@ -323,22 +337,36 @@ def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named
     return call(*inputs, **named)
 
 
+WRAPPER, FUNCTION = "FullyShardedDataParallel", "fully_shard"
+
+_GUARDED = "_torsh_is_guarded"
+
 NO_COPIES = (
-    "a FullyShardedDataParallel and its modules are neither copied nor pickled, for a rank has "
-    "parts of them only: save state_dict() or use a tr.checkpoint.Checkpointer; for a second model "
-    "build it anew and wrap it; for averages of parameters keep copies of those that "
-    "model.parameters() has on each rank"
+    "a model in FullyShardedDataParallel or of fully_shard() is neither copied nor pickled, nor "
+    "are its modules, for a rank has parts of them only: save state_dict() or use a "
+    "tr.checkpoint.Checkpointer; for a second model build it anew and shard it; for averages of "
+    "parameters keep copies of those that model.parameters() has on each rank"
 )
 
-_CLIPPING = (
-    "model.clip_grad_norm_(max_norm), or tr.clip_grad_norm_(model, max_norm, mesh) on a mesh"
-)
+_CLIPPING = {
+    WRAPPER: (
+        "model.clip_grad_norm_(max_norm), or tr.clip_grad_norm_(model, max_norm, mesh) on a mesh"
+    ),
+    FUNCTION: "tr.clip_grad_norm_(model, max_norm), with mesh=mesh if the model is on a mesh",
+}
 
-_STATE_OF_PARTS = (
-    "the state of a module within a FullyShardedDataParallel has this rank's parts of parameters, "
-    "which are not to be taken for whole ones: call state_dict() of the wrapper, on all ranks, as "
-    "in model.module.save_pretrained(path, state_dict=model.state_dict())"
-)
+_STATE_OF_PARTS = {
+    WRAPPER: (
+        "the state of a module within a FullyShardedDataParallel has this rank's parts of "
+        "parameters, which are not to be taken for whole ones: call state_dict() of the wrapper, "
+        "on all ranks, as in model.module.save_pretrained(path, state_dict=model.state_dict())"
+    ),
+    FUNCTION: (
+        "the state of a module within one that fully_shard() was given has this rank's parts of "
+        "parameters, which are not to be taken for whole ones: call state_dict() of the module "
+        "that was given, on all ranks"
+    ),
+}
 
 
 class NoCopies:
@@ -351,28 +379,38 @@ class NoCopies:
         raise ConfigError(NO_COPIES)
 
 
-def _is_everyone(group: ProcessGroup) -> bool:
+def _is_everyone(group: ProcessGroup, copies: Replicas | None) -> bool:
+    """Return whether the group, with those that replicate its parts, has all ranks."""
+    ranks = group.world_size * (copies.group.world_size if copies is not None else 1)
     try:
-        return group_of(None).world_size == group.world_size
+        return group_of(None).world_size == ranks
     except ConfigError:  # without a default group that is not known
         return False
 
 
-def guard(model: Module, passes: FSDPState) -> None:
-    """Refuse what would take parts of parameters for whole ones."""
+def guard(model: Module, passes: FSDPState, copies: Replicas | None, asked_by: str) -> None:
+    """Refuse what would take parts of parameters for whole ones. asked_by: the class or function
+    that has sharded the model."""
     framework, here = framework_of(model), weakref.ref(passes)  # which hooks do not keep alive
 
     def is_whole() -> bool:
         found = here()
         return found is not None and found.is_outermost_summoned()
 
-    own = owning(passes)
+    owner = owning(passes)
     for unit in passes.units:
         for flat, memory in unit.laid:
             if not unit.is_replicated and memory.group.world_size > 1:
-                clipping = None if _is_everyone(memory.group) else _CLIPPING
+                is_everyone = _is_everyone(memory.group, copies)
+                clipping = None if is_everyone else _CLIPPING[asked_by]
                 for name, each in zip(flat.names, flat.parameters, strict=True):
-                    framework.mark(each, Part(name, memory.group, 0, clipping, own))
+                    framework.mark(each, Part(name, memory.group, 0, clipping, owner))
         vars(unit.module)["_torsh_no_copies"] = NoCopies()
-        if not unit.is_replicated:
-            framework.on_state_dict(unit.module, refusing(_STATE_OF_PARTS, is_whole))
+    parts = {id(each) for u in passes.units if not u.is_replicated for each in u.parameters}
+    roots = {id(unit.module) for unit in passes.units if not unit.is_replicated}
+    for _, module in model.named_modules():
+        own = vars(module)
+        has_parts = any(id(each) in parts for _, each in module.named_parameters(recurse=False))
+        if (has_parts or id(module) in roots) and _GUARDED not in own:
+            own[_GUARDED] = own["_torsh_no_copies"] = NoCopies()
+            framework.on_state_dict(module, refusing(_STATE_OF_PARTS[asked_by], is_whole))

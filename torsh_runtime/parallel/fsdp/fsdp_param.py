@@ -345,6 +345,13 @@ class FSDPParam:
         elif gradient is not None:
             self._kept += gradient
 
+    def keep_zeros(self) -> None:
+        """Keep zeros as this rank's gradient, if none is kept."""
+        if self._kept is None:
+            flat, like = self._flat, self.parameter
+            shape = flat.shapes[self.number]
+            self._kept = self._framework.zeros(shape, flat.precision.computed, like)
+
     def take(self, is_again: bool) -> None:
         """Give the gradient to be averaged; is_again: in addition to one that is on its way."""
         self.keep()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from torsh_runtime.framework.trees import leaves
 from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, FSDPParam, StorageStrategy
+from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.replicas import Replicas
 from torsh_runtime.transitions import Machine
 
@@ -99,13 +101,12 @@ class FSDPParamGroup:
         framework: Framework,
         laid: list[tuple[FlatParameter, StorageStrategy]],
         is_replicated: bool,
-        keeps_whole: bool,
+        options: UnitOptions,
     ) -> None:
-        """Create the group. is_replicated: every rank has it whole. keeps_whole: it also stays
-        whole from a forward pass to the end of the backward pass."""
+        """Create the group. is_replicated: every rank has it whole."""
         self.name, self.module, self.is_replicated = name, module, is_replicated
         self._framework = framework
-        self.keeps_whole = keeps_whole
+        self.options = options
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
         slots = [
@@ -188,6 +189,11 @@ class FSDPParamGroup:
     def parameters(self) -> list[Any]:
         """Return all parameters of the unit."""
         return [slot.parameter for slot in self._slots]
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether its parameters show whole values."""
+        return self._machine.state is ShardedState.UNSHARDED
 
     def names(self) -> list[str]:
         """Return the names of the parameters that want gradients, by their numbers."""
@@ -353,8 +359,18 @@ class FSDPParamGroup:
         for slot in self._trained:
             slot.forget_kept()
 
+    def kept(self) -> list[int]:
+        """Return the numbers of parameters whose gradients are kept."""
+        return [number for number, slot in enumerate(self._trained) if slot.has_kept]
+
+    def keep_zeros(self, number: int) -> None:
+        """Keep zeros as the gradient of a parameter that this rank has not used."""
+        self._trained[number].keep_zeros()
+
     def average(self, replicas: Replicas) -> None:
         """Average this rank's gradients over ranks that have the same part."""
+        if not self.options.averages_replicas:
+            return
         for flat, memory in self.laid:
             if memory.gradients is not None:
                 group = replicas.of(flat.parameters[0])
@@ -376,6 +392,18 @@ class FSDPParamGroup:
                 slot.fill()
             slot.be_own()
         self.publish()
+
+
+def used_by_any(units: Sequence[FSDPParamGroup], group: ProcessGroup) -> list[list[int]]:
+    """Return, for each unit, the numbers of parameters that any rank keeps a gradient of. All ranks
+    call it with the same units."""
+    sizes = [len(unit.names()) for unit in units]
+    starts = [0, *accumulate(sizes)]
+    own = np.zeros(starts[-1], np.int64)
+    for start, unit in zip(starts[:-1], units, strict=True):
+        own[[start + number for number in unit.kept()]] = 1
+    used = group.all_gather_numbers(own).sum(axis=0)
+    return [np.flatnonzero(used[start:end]).tolist() for start, end in pairwise(starts)]
 
 
 def check_outputs(unit: FSDPParamGroup, outputs: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -15,14 +14,18 @@ from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.models import differentiable, on_forward
 from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
-from torsh_runtime.parallel.fsdp.config import BackwardPrefetch, FsdpConfig, is_within
+from torsh_runtime.parallel.fsdp.awaiting import AwaitedValues
+from torsh_runtime.parallel.fsdp.config import FsdpConfig, is_within
 from torsh_runtime.parallel.fsdp.fsdp_param_group import (
     SAME_PARAMETERS,
     FSDPParamGroup,
     Record,
     check_outputs,
+    used_by_any,
 )
 from torsh_runtime.parallel.fsdp.owners import owners_of
+from torsh_runtime.parallel.fsdp.prefetching import Prefetching
+from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.operations import is_finite
 from torsh_runtime.parallel.replicas import Replicas
 
@@ -35,7 +38,7 @@ def _lender(passes: FSDPState) -> Callable[[Any], None]:
 
     def lend(parameter: Any) -> None:
         if (found := here()) is not None:
-            found._outermost().lend(parameter)
+            found.outermost().lend(parameter)
 
     return lend
 
@@ -46,20 +49,9 @@ def owning(passes: FSDPState) -> Callable[[Sequence[Any]], None]:
 
     def own(parameters: Sequence[Any]) -> None:
         if (found := here()) is not None:
-            found._outermost().own(parameters)
+            found.outermost().own(parameters)
 
     return own
-
-
-class TrainingState(Enum):
-    """Tells for whom a model's parameters are made whole, after torch's class of this name."""
-
-    FORWARD_BACKWARD = auto()
-    """Passes gather and reduce."""
-    HELD = auto()
-    """Parameters are whole since unshard(): passes neither gather nor reduce."""
-    SUMMON_FULL_PARAMS = auto()
-    """Parameters are whole copies in a block, in which no pass may begin."""
 
 
 class FSDPState:
@@ -81,8 +73,7 @@ class FSDPState:
         self.training_state = TrainingState.FORWARD_BACKWARD
         self._outer: FSDPState | None = None
         self._inner: list[FSDPState] = []
-        self._order: list[FSDPParamGroup] = []
-        self._last_order: list[FSDPParamGroup] = []
+        self._prefetching = Prefetching(config)
         self._is_ending = False
         self._span: Span | None = None
         self._under_way: list[FSDPParamGroup] = []
@@ -92,6 +83,7 @@ class FSDPState:
         self._is_in_method = False
         self._watched = self._framework.watched(_lender(self))
         self._added = Added(model)
+        self.awaiting = AwaitedValues()
         for unit in units:
             self._hook(unit)
 
@@ -100,9 +92,17 @@ class FSDPState:
         self._inner.append(inner)
         inner._outer = self
         self.units += inner.units
+        self.awaiting.absorb(inner.awaiting)
+        inner.awaiting = self.awaiting
 
-    def _outermost(self) -> FSDPState:
-        return self if self._outer is None else self._outer._outermost()
+    def outermost(self) -> FSDPState:
+        """Return the passes of the largest model that this one's is in."""
+        return self if self._outer is None else self._outer.outermost()
+
+    @property
+    def is_in_pass(self) -> bool:
+        """Return whether a forward or backward pass is going on."""
+        return self._beginner is not None or self._framework.in_backward()
 
     def own(self, parameters: Sequence[Any]) -> None:
         """Let single ranks own these parameters as a whole from now on. All ranks call it between
@@ -127,7 +127,7 @@ class FSDPState:
 
     def is_outermost_summoned(self) -> bool:
         """Return whether the whole model's parameters are whole copies now."""
-        return self._outermost().training_state is TrainingState.SUMMON_FULL_PARAMS
+        return self.outermost().training_state is TrainingState.SUMMON_FULL_PARAMS
 
     def _hook(self, unit: FSDPParamGroup) -> None:
         """Follow the unit, without keeping it or this alive."""
@@ -135,7 +135,7 @@ class FSDPState:
 
         def pass_on(event: Callable[..., None], *facts: Any) -> None:
             passes, own = here(), of_unit()
-            passes = None if passes is None else passes._outermost()
+            passes = None if passes is None else passes.outermost()
             if passes is None or own is None or passes.training_state is TrainingState.HELD:
                 return
             event(passes, own, *facts)
@@ -171,7 +171,7 @@ class FSDPState:
     def reduce(self) -> None:
         """Average the gradients that are kept, or have come while units are held; within no_sync()
         keep them."""
-        if not self.is_averaging:
+        if not self._is_any_averaging():
             self.let_go()
             return
         is_held = self.training_state is TrainingState.HELD
@@ -188,30 +188,34 @@ class FSDPState:
     def begin(self) -> None:
         """Begin a forward pass: owners have changed their parts, and all ranks may now read
         them."""
-        if self._outermost().training_state is TrainingState.SUMMON_FULL_PARAMS:
+        if self.outermost().training_state is TrainingState.SUMMON_FULL_PARAMS:
             raise ConfigError(
                 "the model was called inside summon_full_params: leave the block first"
             )
         self._added.check()
+        self.awaiting.end()
         self.rest()
         for unit in self.units:
             unit.publish()
             if self._framework.is_grad_enabled():
                 unit.train_more()
                 unit.prepare()
-        self._order, self._last_order = [], self._order or self._last_order
+        self._prefetching.begin()
         self.meet()
 
     @contextmanager
-    def within_method(self) -> Iterator[Callable[[Any], None]]:
-        """Let a method of the model compute as its forward() does in this block. The results of
-        the method are given to the function that this yields."""
-        root = self.units[0]
+    def within_method(self, root: FSDPParamGroup) -> Iterator[Callable[[Any], None]]:
+        """Let a method of the module of unit `root` compute as its forward() does in this block.
+        The results of the method are given to the function that this yields."""
         is_held = self.training_state is TrainingState.HELD
         if is_held or self._is_in_method or self._framework.in_backward():
             yield lambda _: None
             return
+        is_part = not self._begins(root)
         self._before_forward(root)
+        if is_part:  # of a pass that has begun
+            yield partial(self._after_forward, root)
+            return
         self._is_in_method = True
         try:
             yield partial(self._end_method, root)
@@ -271,8 +275,7 @@ class FSDPState:
                 each.watch(self._watched)
         unit.unshard()
         if not is_again:
-            self._order.append(unit)
-            self._prefetch(self._last_order, len(self._order))
+            self._prefetching.in_forward(unit)
 
     def _begins(self, unit: FSDPParamGroup) -> bool:
         """Return whether a call of the unit is a forward pass of its own. A pass that an
@@ -289,14 +292,15 @@ class FSDPState:
             check_outputs(unit, outputs)
             tensors = differentiable(self._framework, outputs)
             self._framework.on_backward(tensors, partial(self._before_backward, unit))
-            is_kept = unit.keeps_whole or not unit.name
+            keeps = unit.options.keeps_whole
+            is_kept = not unit.name if keeps is None else keeps
         else:
             is_kept = False
         if is_again:
             return
         if unit is self._beginner and not self._is_in_method:
             self._end_forward(unit, is_kept)
-        elif not unit.is_lent and not (self._is_in_method and not unit.name):
+        elif not (unit.is_lent or unit is self._beginner):
             unit.show_own() if is_kept else unit.reshard()
             unit.watch(self._watched)
 
@@ -316,8 +320,7 @@ class FSDPState:
             for each in self.units:
                 if each is unit or each.is_lent:
                     each.unshard()
-            if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_PRE:
-                self._prefetch_before(unit)
+            self._prefetching.before_backward(unit)
 
     def _expect_end(self) -> None:
         """Arrange that the present backward pass is completed when it ends."""
@@ -331,8 +334,16 @@ class FSDPState:
         with self._in_step():
             self._take(unit, number)
 
-    def _take(self, unit: FSDPParamGroup, number: int) -> None:
-        is_last = unit.take(number, self.is_averaging)
+    def _is_any_averaging(self) -> bool:
+        return self.is_averaging and any(unit.options.is_averaging for unit in self.units)
+
+    def _take(self, unit: FSDPParamGroup, number: int, is_late: bool = False) -> None:
+        """Take a gradient; is_late: the pass has ended."""
+        how = unit.options
+        averages = self.is_averaging and how.is_averaging and (is_late or not how.finds_unused)
+        is_last = unit.take(number, averages)
+        if not averages:
+            return
         if unit.reduces_each:
             self._record.note(self.units.index(unit), number)
         if not is_last:
@@ -340,20 +351,7 @@ class FSDPState:
         self._reduce(unit)
         if unit.name and not (unit.is_frozen_in_part or unit.is_lent):
             unit.reshard()
-        if self._config.backward_prefetch is BackwardPrefetch.BACKWARD_POST:
-            self._prefetch_before(unit)
-
-    def _prefetch_before(self, unit: FSDPParamGroup) -> None:
-        """Prefetch units that a backward pass reaches after this one."""
-        if unit in self._order:
-            self._prefetch(self._order[: self._order.index(unit)][::-1], 0)
-
-    def _prefetch(self, order: Sequence[FSDPParamGroup], start: int) -> None:
-        following = order[start:]
-        if self._config.memory_config.limit_all_gathers:
-            following = following[:1]
-        for unit in following:
-            unit.begin_unshard()
+        self._prefetching.after_backward(unit)
 
     def _reduce(self, unit: FSDPParamGroup) -> None:
         """Begin with this unit's gradients, while at most one other's are on their way."""
@@ -380,7 +378,20 @@ class FSDPState:
         if span is not None:
             span.end()
 
+    def _take_late(self) -> None:
+        """Take what was left for the end of the pass, in one order on all ranks."""
+        late = [each for each in self.units if each.options.finds_unused]
+        late = [each for each in late if each.options.is_averaging]
+        if not late:
+            return
+        for unit, numbers in zip(late, used_by_any(late, self._group), strict=True):
+            for number in numbers:
+                unit.keep_zeros(number)
+                self._take(unit, number, is_late=True)
+
     def _complete(self) -> None:
+        if self.is_averaging:
+            self._take_late()
         for unit in self.units:
             self._reduce(unit)
         with section("fsdp.wait"):
@@ -390,7 +401,7 @@ class FSDPState:
         for unit in self.units:
             unit.reshard()
         record, self._record = self._record, Record()
-        if not self.is_averaging:
+        if not self._is_any_averaging():
             self.meet()
             return
         record.check_same([unit.names() for unit in self.units], self._group)

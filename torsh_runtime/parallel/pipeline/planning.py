@@ -132,11 +132,20 @@ def wrapped(
         for number, stage in stages.items():
             _check_unsharded(made, stages, number)
             made[number] = call(stage)
+            _check_wrapped(made[number])
     if data is not None:
         with attempt:
             _meet_around_wrappers(data, attempt.error)
     agree(everyone, _WRAP, problem=attempt.error)
     return made
+
+
+def _check_wrapped(made: Any) -> None:
+    if hasattr(made, "set_requires_gradient_sync"):
+        raise ConfigError(
+            "fully_shard() reduces gradients in each backward pass, of which a stage has several: "
+            "let wrap make a tr.FullyShardedDataParallel, which leaves that to the schedule"
+        )
 
 
 def _check_unsharded(made: Mapping[int, Any], stages: Mapping[int, Module], number: int) -> None:

@@ -11,7 +11,8 @@ from torsh_runtime.framework import Module, framework_of, framework_of_model
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
-from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
+from torsh_runtime.parallel.fsdp.sharding import shardings_of
+from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 from torsh_runtime.parallel.layouts import coordinates_by_id, layouts_by_id, part_of
 from torsh_runtime.parallel.parts_of_state import parts_are_meant
 from torsh_runtime.parallel.state.contents import Contents, Source
@@ -121,8 +122,8 @@ def _check_tensors(name: str, model: Module, known: Set[int]) -> None:
     for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if framework.is_piece_of_wrapper(tensor) and id(tensor) not in known:
             raise ConfigError(
-                f"'{name}/{key}' is a part of what a FullyShardedDataParallel has cut, which is "
-                f"around this model: pass the FullyShardedDataParallel in its place"
+                f"'{name}/{key}' is a part of what FullyShardedDataParallel or fully_shard() has "
+                f"cut, for a module around this one: pass that in its place"
             )
         if not framework.is_made_of_others(tensor):
             continue
@@ -156,8 +157,8 @@ def unwrapped(model: Module) -> Any:
 
 def _parts(model: Module) -> dict[int, Piece]:
     """Return the pieces of parameters that wrappers have left, by id()."""
-    wrappers = wrappers_of(model)
-    return {key: piece for wrapper in wrappers for key, piece in wrapper.pieces().items()}
+    found = shardings_of(model)
+    return {key: piece for each in found for key, piece in each.pieces().items()}
 
 
 def _without_compiler(name: str) -> str:

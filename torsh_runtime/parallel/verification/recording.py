@@ -21,7 +21,8 @@ from torsh_runtime.framework.trees import leaves
 from torsh_runtime.layout import Piece
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.ddp import DistributedDataParallel
-from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel, wrappers_of
+from torsh_runtime.parallel.fsdp.sharding import shardings_of
+from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 from torsh_runtime.parallel.layouts import cut, layouts_by_id, part_of
 from torsh_runtime.parallel.pipeline import Kind, PipelineParallel
 from torsh_runtime.parallel.streams import draws
@@ -160,7 +161,7 @@ class Spread:
     def pieces(self) -> dict[str, Piece]:
         """Return this rank's piece of each parameter of the whole model."""
         layouts = layouts_by_id(self.module)
-        parts = {key: p for each in wrappers_of(self.module) for key, p in each.pieces().items()}
+        parts = {key: p for each in shardings_of(self.module) for key, p in each.pieces().items()}
         found = {}
         for name, parameter in self.parameters.items():
             shape = tuple(parameter.shape)

@@ -1,0 +1,178 @@
+"""fully_shard(): models that are sharded in place train as one process does, or are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.forked import Raised
+from support.worlds import run_in_one_world
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
+]
+NEAR = 1e-12
+NAMES = ("tutorial", "pretraining", "llama", "small", "blocks_only", "kept_whole")
+OTHERS = (
+    *("refusals", "refused_by_others", "same_object", "precise", "ignored", "by_method"),
+    "of_nn",
+)
+
+
+def whole(results: list[Any]) -> list[Any]:
+    for result in results:
+        assert not isinstance(result, Raised), result.error.args[0]
+    return results
+
+
+@cache
+def trained(ranks: int) -> dict[Any, list[Any]]:
+    from support import fully_sharding
+
+    bodies: dict[Any, Any] = {
+        (name, gathers): partial(fully_sharding.trained, name=name, ranks=ranks, gathers=gathers)
+        for name in NAMES
+        for gathers in (False, True)
+    }
+    return run_in_one_world(ranks, bodies, 90.0)
+
+
+@cache
+def found() -> dict[Any, list[Any]]:
+    from support import fully_sharding
+
+    bodies: dict[Any, Any] = {name: getattr(fully_sharding, name) for name in OTHERS}
+    for gathers in (False, True):
+        bodies["shown", gathers] = partial(fully_sharding.shown, gathers=gathers)
+        for spelling in ("function", "wrapper"):
+            bodies["unused", gathers, spelling] = partial(
+                fully_sharding.unused, gathers=gathers, spelling=spelling
+            )
+    return run_in_one_world(2, bodies, 90.0)
+
+
+def results(key: Any) -> list[Any]:
+    return whole(found()[key])
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_programs_train_as_one_process_does(name: str, gathers: bool, ranks: int) -> None:
+    if name == "llama":
+        pytest.importorskip("transformers")
+    from support import fully_sharding
+
+    states = whole(trained(ranks)[name, gathers])
+    expected = fully_sharding.alone(name, ranks)
+    near = 1e-6 if name == "llama" else NEAR  # whose norms compute in float32
+    for state in states:
+        assert max(fully_sharding.differences(state, expected)) < near
+
+
+def test_meshes_of_two_dimensions_shard_and_replicate() -> None:
+    from support import fully_sharding
+
+    bodies: dict[Any, Any] = {
+        "states": fully_sharding.hybrid,
+        "turns": fully_sharding.hybrid_by_turns,
+    }
+    done = run_in_one_world(4, bodies, 60.0)
+    expected = fully_sharding.alone("kept_whole", 4)
+    for state in whole(done["states"]):
+        assert max(fully_sharding.differences(state, expected)) < NEAR
+    assert all(map(all, whole(done["turns"])))
+
+
+def test_what_would_go_wrong_is_refused_by_name() -> None:
+    first, other = results("refusals")
+    assert first == other
+    assert [text for text in first.values() if not text.startswith("ConfigError: ")] == []
+    assert "already: call it once for each module" in first["twice"]
+    assert "shard inner modules first" in first["within"]
+    assert "reshard_after_forward=2" in first["number"]
+    assert "import it from torsh_runtime" in first["policy"]
+    copies = {first[n] for n in ("deepcopy", "deepcopy of a layer", "pickle", "AveragedModel")}
+    assert len(copies) == 1
+    assert "tr.checkpoint.Checkpointer" in first["deepcopy"]
+    assert "are float32 on cpu, and would become bfloat16 on cpu" in first["dtype"]
+    assert "to_empty(device='cpu')" in first["no values"]
+    assert "call fully_shard() on it as well" in first["state around"]
+
+
+def test_what_others_would_do_wrong_is_refused() -> None:
+    first, other = results("refused_by_others")
+    assert first == other
+    assert "tr.checkpoint.Checkpointer" in first["optimizer's state"]
+    assert "let wrap make a tr.FullyShardedDataParallel" in first["pipeline"]
+
+
+def test_meshes_of_torch_are_taken(tmp_path: Path) -> None:
+    from support import fully_sharding
+
+    bodies: dict[Any, Any] = {"mesh": partial(fully_sharding.on_torchs_mesh, folder=tmp_path)}
+    expected = fully_sharding.alone("kept_whole", 2)
+    for state in whole(run_in_one_world(2, bodies, 60.0)["mesh"]):
+        assert max(fully_sharding.differences(state, expected)) < NEAR
+
+
+def test_a_model_stays_the_object_that_it_was() -> None:
+    for told in results("same_object"):
+        assert all(told.values()), told
+
+
+def test_states_go_to_files_and_back(tmp_path: Path) -> None:
+    from support import fully_sharding
+
+    bodies: dict[Any, Any] = {"saved": partial(fully_sharding.saved, directory=tmp_path)}
+    for differences in whole(run_in_one_world(2, bodies, 60.0)["saved"]):
+        assert max(differences) == 0.0
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_parameters_are_whole_while_they_are_asked_to_be(gathers: bool) -> None:
+    assert all(map(all, results(("shown", gathers))))
+
+
+def test_policies_select_dtypes() -> None:
+    import torch
+
+    for seen in results("precise"):
+        assert seen.pop("uncast") != "nothing"
+        assert seen == {
+            "weight": torch.bfloat16,
+            "inner": torch.bfloat16,
+            "second": torch.float32,
+            "output": torch.float32,
+            "gradient": torch.float32,
+        }
+
+
+def test_ignored_parameters_stay_each_ranks_own() -> None:
+    (first, low, _), (second, high, _) = results("ignored")
+    assert first
+    assert second
+    assert low != high
+
+
+@pytest.mark.parametrize("spelling", ["function", "wrapper"])
+@pytest.mark.parametrize("gathers", [False, True])
+def test_experts_that_a_rank_has_not_used_count_as_zeros(gathers: bool, spelling: str) -> None:
+    for gradients, wanted, is_none in results(("unused", gathers, spelling)):
+        assert is_none
+        for name, each in wanted.items():
+            assert (gradients[name] - each).abs().max() < 1e-5, name
+
+
+def test_methods_compute_with_whole_parameters() -> None:
+    for differences in results("by_method"):
+        assert max(map(abs, differences)) < 1e-10
+
+
+def test_models_of_nn_train_as_one_process_does() -> None:
+    for differences in results("of_nn"):
+        assert max(differences) < 1e-6
