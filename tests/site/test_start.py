@@ -9,25 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.blocks import shown
 from support.launcher import Launcher
 
-START = Path(__file__).parents[2] / "docs" / "start"
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
 
 
-def block(page: str, language: str) -> str:
-    """The first block in this language."""
-    found = re.search(rf"```{language}\n(.*?)```", (START / page).read_text(), re.DOTALL)
-    assert found, f"{page} has no block of {language}"
-    return found[1]
-
-
-def script(folder: Path, page: str) -> Path:
-    """The page's script, saved by the name in its first line."""
-    text = block(page, "python")
+def script(folder: Path, text: str) -> Path:
+    """Save a page's script by the name in its first line."""
     named = re.match(r"# (\w+\.py): ", text)
     assert named
     path = folder / named[1]
@@ -49,33 +41,41 @@ def launcher(torshrun: Launcher) -> Launcher:
 
 
 def check(page: str, output: str) -> None:
-    """Losses are as on the page, but for another processor's rounding."""
-    said = losses(block(page, "text"))
+    """Check that losses are as on the page, but for another processor's rounding."""
+    said = losses(page)
     assert len(said) == 5
     assert losses(output) == pytest.approx(said, abs=2e-3)
 
 
 def test_one_process(tmp_path: Path) -> None:
-    command = [sys.executable, script(tmp_path, "first-job.md")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    check("first-job.md", done.stdout)
+    path = script(tmp_path, shown("docs/start/first-job.md", "# train.py"))
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    check(shown("docs/start/first-job.md", "$ python"), done.stdout)
 
 
-@pytest.mark.parametrize("page", ["ddp.md", "fsdp.md"])
-def test_two_processes(launcher: Launcher, page: str) -> None:
-    path = script(launcher.folder, page)
+@pytest.mark.parametrize(
+    ("text", "page"),
+    [
+        (shown("docs/start/ddp.md", "# train_ddp.py"), shown("docs/start/ddp.md", "$ torshrun")),
+        (shown("docs/start/fsdp.md", "# train_fsdp.py"), shown("docs/start/fsdp.md", "$ torshrun")),
+    ],
+    ids=["ddp", "fsdp"],
+)
+def test_two_processes(launcher: Launcher, text: str, page: str) -> None:
+    path = script(launcher.folder, text)
     code, out, err = launcher.run("--nproc-per-node", "2", path.name, within=120)
     assert (code, err) == (0, "")
     check(page, out)
 
 
 def test_a_failure_is_survived(launcher: Launcher) -> None:
-    path = script(launcher.folder, "failure.md")
+    path = script(launcher.folder, shown("docs/start/failure.md", "# train_resume.py"))
     options = ("--nproc-per-node", "2", "--max-restarts", "3")
     code, out, err = launcher.run(*options, path.name, within=120)
     assert code == 0, err
-    check("failure.md", out)
-    report = [line for line in block("failure.md", "text").splitlines() if "[0]" not in line][1:]
+    page = shown("docs/start/failure.md", "$ torshrun")
+    check(page, out)
+    report = [line for line in page.splitlines() if "[0]" not in line][1:]
     for line in report:
         pattern = re.sub(r"host vm, pid \d+, after [\d.]+ s", "host .*, pid .*, after .* s", line)
         assert re.search(f"(?m)^{pattern.replace('(', '[(]').replace(')', '[)]')}$", err), line
