@@ -29,6 +29,25 @@ def only_in_full_length(request: pytest.FixtureRequest) -> None:
         pytest.skip("installs a system: only with --soak")
 
 
+def missing_lines(page: str, output: str) -> list[str]:
+    """Return the lines of a page that a job did not print, apart from numbers and the host.
+
+    What the other ranks were doing, and which epoch was the last, depends on when the signal came.
+    """
+
+    def general(text: str) -> list[str]:
+        found = re.sub(r"host \S+,", "host #,", text)
+        return re.sub(r"\d+(?:\.\d+)?", "#", found).splitlines()
+
+    lines = (line for line in general(page) if line.strip("… "))
+    printed = general(output)
+    return [
+        line
+        for line in lines
+        if line not in printed and not line.startswith(("  ranks", "[#] resuming"))
+    ]
+
+
 def typed(tree: BareTree, line: str, *variables: str, user: int = 0) -> str:
     """What it printed; it must have ended well."""
     start = time.monotonic()
@@ -47,8 +66,7 @@ def test_root_types_the_command(section: str) -> None:
         if section == "Try it":
             kill = shown("README.md", "torshrun --nproc-per-node 4 --max-restarts")
             output = typed(tree, f". .venv/bin/activate\n{kill}")
-            assert "rank 3 most likely failed first: killed by SIGKILL" in output
-            assert "epoch 400" in output
+            assert missing_lines(shown("README.md", "[0] epoch 100"), output) == []
 
 
 @pytest.mark.parametrize("section", ["Try it", "Development"])

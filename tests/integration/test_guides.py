@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.blocks import shown
+from support.blocks import shown, worker_lines
 from support.launcher import Launcher
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
@@ -35,8 +35,9 @@ def keep_inductor_inside(torshrun: Launcher) -> None:
 def test_data_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     script = shown("docs/data-parallel.md", "# train.py")
-    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
-    assert len(losses) == 2
+    out = output(torshrun, script)
+    assert worker_lines(out) == worker_lines(shown("docs/data-parallel.md", "$ torshrun"))
+    losses = re.findall(r"rank \d: loss ([\d.]+)", out)
     assert max(map(float, losses)) < 0.01
 
 
@@ -48,8 +49,9 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
     mixed = shown("docs/sharded-data-parallel.md", "# mixed.py")
     meta = shown("docs/sharded-data-parallel.md", "# meta.py")
     out = output(torshrun, script)
+    page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 train.py")
+    assert worker_lines(out) == worker_lines(page)
     losses = re.findall(r"rank \d: loss ([\d.]+), 0.50 of the parameters", out)
-    assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
     assert (torshrun.folder / "model.pt").exists()
     losses = re.findall(
@@ -57,7 +59,8 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
     )
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
-    assert output(torshrun, meta).count("4008000 bytes of parameters here, 4008000 elsewhere") == 2
+    page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 meta.py")
+    assert sorted(output(torshrun, meta).splitlines()) == page.splitlines()[1:]
 
 
 @pytest.mark.torch
@@ -65,8 +68,9 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
 def test_context_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     script = shown("docs/context-parallel.md", "# long.py")
-    losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", output(torshrun, script))
-    assert len(losses) == 2
+    out = output(torshrun, script)
+    assert worker_lines(out) == worker_lines(shown("docs/context-parallel.md", "$ torshrun"))
+    losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", out)
     assert max(map(float, losses)) < 1.0
 
 
@@ -89,8 +93,9 @@ def test_experts(torshrun: Launcher) -> None:
         shown("docs/experts.md", "# experts.py"),
         shown("docs/experts.md", "# blocks.py"),
     )
-    losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", output(torshrun, script))
-    assert len(losses) == 2
+    out = output(torshrun, script)
+    assert worker_lines(out) == worker_lines(shown("docs/experts.md", "$ torshrun"))
+    losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", out)
     assert max(map(float, losses)) < 0.5
     losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, together, within=120))
     assert len(losses) == 8
@@ -125,12 +130,21 @@ def test_checkpoints(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     script = shown("docs/checkpoints.md", "# train.py")
     first, second = output(torshrun, script), output(torshrun, script)
+    page = shown("docs/checkpoints.md", "$ torshrun")
+    assert worker_lines(first + second) == worker_lines(page)
     losses = re.findall(r"rank \d: loss ([\d.]+)", first)
-    assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
     assert len(re.findall(r"rank \d begins with step 200", second)) == 2
     kept = sorted(path.name for path in (torshrun.folder / "checkpoints").iterdir())
     assert kept == ["step-00000100", "step-00000150", "step-00000200"]
+    place, *files = shown("docs/checkpoints.md", "checkpoints/step-").splitlines()
+    there = sorted(path.name for path in (torshrun.folder / place).iterdir())
+    assert there == [line.split()[0] for line in files]
+    commands = shown("docs/checkpoints.md", "python -m torsh_runtime.checkpoint ls")
+    for line in commands.splitlines():
+        words = [sys.executable, *line.split()[1:]]
+        subprocess.run(words, cwd=torshrun.folder, check=True, capture_output=True, timeout=60)
+    assert (torshrun.folder / "imported" / "step-00000000").exists()
 
 
 @pytest.mark.torch
@@ -140,8 +154,8 @@ def test_elastic_state(torshrun: Launcher) -> None:
     script = shown("docs/elastic.md", "# train.py")
     out = output(torshrun, script)
     assert sorted(re.findall(r"begins behind step (\d+)", out)) == ["0", "0", "30", "30"]
+    assert worker_lines(out) == worker_lines(shown("docs/elastic.md", "$ torshrun"))
     losses = re.findall(r"loss ([\d.]+) after 100 steps", out)
-    assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
 
 
@@ -194,7 +208,8 @@ def test_an_agent_from_within_a_program(tmp_path: Path) -> None:
         done = subprocess.run(
             argv, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
         )
-        assert "{'steps': 50, 'workers': 2}" in done.stdout, done.stderr
+        _, printed = shown("docs/elastic.md", "$ python agent.py").splitlines()
+        assert printed in done.stdout, done.stderr
     assert [each.name for each in (tmp_path / "kept").iterdir()] == ["step-00000050.1"]
 
 
@@ -210,10 +225,15 @@ def test_compression(torshrun: Launcher) -> None:
     training = shown("docs/compression.md", "# compressed.py")
     averaging = shown("docs/compression.md", "# average.py")
     momentum = shown("docs/compression.md", "compressor = ")
-    losses = re.findall(r"loss ([\d.]+) with 2.0% of the bytes", output(torshrun, training))
-    assert len(losses) == 2
+    out = output(torshrun, training)
+    page = shown("docs/compression.md", "$ torshrun --nproc-per-node 2 compressed.py")
+    assert worker_lines(out) == worker_lines(page)
+    losses = re.findall(r"loss ([\d.]+) with 2.0% of the bytes", out)
     assert max(map(float, losses)) < 0.01
-    averages = re.findall(r"rank \d: (\[.*\]) from", output(torshrun, averaging))
+    out = output(torshrun, averaging)
+    page = shown("docs/compression.md", "$ torshrun --nproc-per-node 2 average.py")
+    assert worker_lines(out) == worker_lines(page)
+    averages = re.findall(r"rank \d: (\[.*\]) from", out)
     assert averages[0] == averages[1]
     compressor = "compressor = tr.compression.TopK(0.01)\n"
     assert training.count(compressor) == 1
@@ -228,8 +248,9 @@ def test_pipeline_parallelism(torshrun: Launcher) -> None:
     script = shown("docs/pipeline-parallel.md", "# stages.py")
     parts = shown("docs/pipeline-parallel.md", "# parts.py")
     pure = shown("docs/pipeline-parallel.md", "from torsh_runtime")
-    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
-    assert len(losses) == 2
+    out = output(torshrun, script)
+    assert worker_lines(out) == worker_lines(shown("docs/pipeline-parallel.md", "$ torshrun"))
+    losses = re.findall(r"rank \d: loss ([\d.]+)", out)
     assert max(map(float, losses)) < 0.1
     assert len({*re.findall(r"rank \d: (loss [\d.]+)", output(torshrun, parts))}) == 1
     command = [sys.executable, "-c", pure]
@@ -258,8 +279,11 @@ def test_tensor_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     script = shown("docs/tensor-parallel.md", "# train.py")
     large = shown("docs/tensor-parallel.md", "# large.py")
-    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
-    assert len(found) == 2
+    sequence = shown("docs/tensor-parallel.md", "plan = {")  # with the script's own names
+    again = f"{sequence}tr.parallelize(GPT(), mesh, plan)(indices)\ntr.destroy_process_group()"
+    out = output(torshrun, script.replace("tr.destroy_process_group()", again))
+    assert worker_lines(out) == worker_lines(shown("docs/tensor-parallel.md", "$ torshrun"))
+    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", out)
     assert len({loss for loss, _ in found}) == 1
     assert sorted(int(rows) for _, rows in found) == [50, 51]
     assert len(re.findall(r"rank \d: 16576 parameters", output(torshrun, large))) == 2
@@ -281,12 +305,19 @@ def test_tensor_parallelism_with_a_compiler(torshrun: Launcher) -> None:
 @pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
 def test_tensor_parallelism_of_transformers(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
+    sequence = shown("docs/tensor-parallel.md", "tr.parallelize(model, mesh, tr.plan_of")
+    again = (
+        "model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4))\n"
+        f"{sequence}model(input_ids=tokens, labels=tokens)\ntr.destroy_process_group()\n"
+    )
     for script in (
         shown("docs/tensor-parallel.md", "# llama.py"),
         shown("docs/tensor-parallel.md", "# auto.py"),
     ):
         command, _, rest = script.partition("\n")
         absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
+        if "LlamaConfig" in script:
+            rest = rest.replace("tr.destroy_process_group()\n", again)
         said = re.findall(r"rank \d: (loss .*)", output(torshrun, f"{command}\n{absent}\n{rest}"))
         assert len(said) == 2
         assert len({*said}) == 1
@@ -307,11 +338,10 @@ def test_models_to_files_and_back(torshrun: Launcher) -> None:
 @needs_torch
 def test_verification(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    for script in (
-        shown("docs/verification.md", "# verify.py"),
-        shown("docs/verification.md", "# stages.py"),
-    ):
-        assert "values are those of one process" in output(torshrun, script)
+    found = output(torshrun, shown("docs/verification.md", "# verify.py"))
+    assert found == shown("docs/verification.md", "[0] 17 values")
+    found = output(torshrun, shown("docs/verification.md", "# stages.py"))
+    assert "values are those of one process" in found
 
 
 @pytest.mark.torch
@@ -337,7 +367,8 @@ def test_a_mesh(torshrun: Launcher) -> None:
     alone = norms("alone", 1)
     assert norms("several", 4) == alone
     assert norms("several", 3) == norms("alone", 1)
-    assert len(alone) == 5
+    page = shown("docs/mesh.md", "$ torshrun")
+    assert worker_lines("".join(f"[0] {each}\n" for each in alone)) == worker_lines(page)
 
 
 @pytest.mark.torch

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.blocks import shown
+from support.blocks import shown, worker_lines
 from support.launcher import Launcher
+from support.ports import free_port
 
 pytestmark = [
     pytest.mark.torch,
@@ -51,6 +53,29 @@ def test_one_process(tmp_path: Path) -> None:
     path = script(tmp_path, shown("docs/start/first-job.md", "# train.py"))
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
     check(shown("docs/start/first-job.md", "$ python"), done.stdout)
+
+
+def test_two_copies_of_one_process(launcher: Launcher) -> None:
+    path = script(launcher.folder, shown("docs/start/first-job.md", "# train.py"))
+    code, out, err = launcher.run("--nproc-per-node", "2", path.name, within=120)
+    assert (code, err) == (0, "")
+    check(shown("docs/start/first-job.md", "$ python"), out)
+    page = shown("docs/start/first-job.md", "$ torshrun")
+    assert {*worker_lines(page)} == {*worker_lines(out)}
+
+
+def test_two_nodes(launcher: Launcher) -> None:
+    script(launcher.folder, shown("docs/start/ddp.md", "# train_ddp.py"))
+    command = shown("docs/start/two-nodes.md", "torshrun --nnodes 2")
+    words = shlex.split(command.replace("29400", f"{free_port()}"))[1:]
+    nodes = [launcher.start(*words) for _ in range(2)]
+    told = [node.communicate(timeout=120) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], told
+    (both,) = (out + err for out, err in told if "node 0 of 2" in err)
+    page = shown("docs/start/two-nodes.md", "torshrun: waiting")
+    check(page, both)
+    said = [line for line in page.splitlines() if line.startswith("torshrun:")]
+    assert [line for line in said if line not in both.splitlines()] == []
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def taken() -> dict[Block, list[str]]:
     """Return the blocks that tests get from `shown`, each with the tests' files and lines."""
     found: dict[Block, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        if "from support.blocks import shown" in (text := path.read_text()):
+        if "from support.blocks import" in (text := path.read_text()):
             for place, (page, beginning) in _calls(text):
                 where = f"{path.relative_to(ROOT)}:{place}"
                 found.setdefault(_the_one(page, beginning), []).append(where)
@@ -91,3 +91,15 @@ def _calls(text: str) -> Iterator[tuple[int, tuple[str, str]]]:
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "shown":
             page, beginning = (ast.literal_eval(argument) for argument in node.args)
             yield node.lineno, (page, beginning)
+
+
+def worker_lines(text: str) -> list[str]:
+    """Return the sorted lines of workers in a job's output, with # in place of each number."""
+    lines = re.findall(r"(?m)^\[\d+\] .*$", text)
+    return sorted(re.sub(r"-?\d+(?:\.\d+)?", "#", line) for line in lines)
+
+
+def sessions(text: str) -> list[tuple[str, list[str]]]:
+    """Return each command after a prompt in a block, with the lines that it prints."""
+    commands = (part.splitlines() for part in re.split(r"(?m)^\$ ", text)[1:])
+    return [(line, output) for line, *output in commands]
