@@ -159,3 +159,23 @@ def test_the_doctor(shell: Launcher) -> None:
         out, err = process.communicate(timeout=120)
         assert process.returncode in (0, 1), err
         assert ('"findings"' if "--json" in line else "\nkernel\n") in out
+
+
+@pytest.mark.parametrize(
+    ("command", "job"),
+    [
+        ("torshrun --dry-run", shown("docs/configuration.md", "# job.yaml")),
+        ("torshctl render slurm", shown("docs/render.md", "script: train.py")),
+        ("torshctl render kubernetes", shown("docs/render.md", "cluster:\n  kubernetes")),
+        ("torshctl render jobset", shown("docs/render.md", "cluster:\n  nodes: 2:4")),
+    ],
+    ids=["dry run", "Slurm", "Kubernetes", "JobSet"],
+)
+def test_job_files_are_read(shell: Launcher, command: str, job: str) -> None:
+    save(shell, "train.py", SQUARE)
+    whole = (
+        job if "script:" in job else f"script: train.py\n{job}  image: registry.example/torshrun\n"
+    )
+    save(shell, "job.yaml", whole)
+    out, _ = typed(shell, f"{command} {'--config' if 'dry' in command else '-f'} job.yaml")
+    assert "train.py" in out
