@@ -46,19 +46,16 @@ def masked(lines: list[str]) -> list[str]:
     return sorted(re.sub(r"[0-9a-f]{16}|\d+", "#", line) for line in named)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_scripts_of_the_readers(shell: Launcher) -> None:
+    commands = {
         shown("README.md", "torshrun --nproc-per-node 2 your_existing_script.py"),
         shown("docs/index.md", "torshrun --nproc-per-node 2 your_existing_script.py"),
         shown("docs/standbys.md", "torshrun --nproc-per-node 8"),
-    ],
-    ids=["README", "index", "standbys"],
-)
-def test_a_script_of_the_readers(shell: Launcher, command: str) -> None:
-    save(shell, command.split()[-1], SQUARE)
-    out, _ = typed(shell, command)
-    assert out.count("] 3.0\n") == int(command.split()[2])
+    }
+    for command in commands:  # the first two are the same
+        save(shell, command.split()[-1], SQUARE)
+        out, _ = typed(shell, command)
+        assert out.count("] 3.0\n") == int(command.split()[2])
 
 
 def test_the_sum_of_the_readme(shell: Launcher) -> None:
@@ -150,15 +147,11 @@ def test_a_schedule_is_drawn(shell: Launcher) -> None:
 
 
 def test_the_doctor(shell: Launcher) -> None:
-    """It may find problems of this machine, and finds no etcd."""
-    save(shell, "job.yaml", "script: train.py\n")
-    lines = shown("docs/doctor.md", "torshctl doctor  ")
-    lines += shown("docs/start/install.md", "torshctl doctor")
-    for line in {line.partition("#")[0].strip() for line in lines.splitlines()}:
-        process = shell.start("-c", line, command=["bash"])
-        out, err = process.communicate(timeout=120)
-        assert process.returncode in (0, 1), err
-        assert ('"findings"' if "--json" in line else "\nkernel\n") in out
+    """It may find problems of this machine."""
+    process = shell.start("-c", shown("docs/start/install.md", "torshctl doctor"), command=["bash"])
+    out, err = process.communicate(timeout=120)
+    assert process.returncode in (0, 1), err
+    assert "\nkernel\n" in out
 
 
 @pytest.mark.parametrize(
