@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.arrays.raw import copy_out, empty, memory_of
+from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.comm.agreement import agree, said, texts_of_all
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.default import has_default_group
@@ -75,6 +78,19 @@ class Ranks:
         values = own if self.rank == rank else np.empty(size, np.uint8)
         if self._group is not None and size:
             self._for_bytes(self._group).broadcast(values, rank)
+        return values
+
+    def broadcast_tensor(self, own: Any, dtype: str, shape: tuple[int, ...], framework: str) -> Any:
+        """Return rank 0's tensor on all ranks, in the host's memory; `own` is used there alone."""
+        if self._group is None:
+            return own
+        values = own if self.rank == 0 else empty(framework, shape, dtype)
+        memory = memory_of(values)
+        if memory is None:
+            memory = np.empty(math.prod(shape) * ITEMSIZES[dtype], np.uint8)
+            copy_out(values, memory)
+        if memory.size:
+            self._for_bytes(self._group).broadcast(memory, 0)
         return values
 
     def exchange(

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source
+from torsh_runtime.parallel.state.contents import Contents, Names, NotedReads, Source
 from torsh_runtime.parallel.state.loaders import LoaderState, is_loader
 from torsh_runtime.parallel.state.merging import merged_values
 from torsh_runtime.parallel.state.models import ModelState, is_model
@@ -107,10 +107,21 @@ def restore(state: Mapping[str, Any], source: Source, ranks: Place) -> dict[str,
 class Restoration:
     """Splits restore() into two steps, for callers that read all of `reads` in between."""
 
-    def __init__(self, state: Mapping[str, Any], source: Source, ranks: Place) -> None:
-        """Plan the restoration and change nothing yet. CheckpointError as restore()."""
-        self._source = noted = NotedReads(source)
-        self._state = state
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        source: Source,
+        ranks: Place,
+        strict: bool = True,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """Plan the restoration and change nothing yet. CheckpointError as restore().
+
+        strict: whether what models and optimizers have must have been kept. names: beginnings of
+        models' names, with those that they were kept with.
+        """
+        self._source = noted = NotedReads(source, strict, Names(names or {}))
+        self._state, self._strict, self._place = state, strict, ranks
         self._loads: list[Callable[[], None]] = []
         self._found: dict[str, Any] = {}
         for name, thing in _named(state, ranks):
@@ -120,6 +131,16 @@ class Restoration:
                 self._found[name] = decode(noted.values[name], None, noted)
         self.reads = noted.reads
         """Tensors by name, and the pieces of them that are needed."""
+
+    def misfits(self) -> tuple[list[str], list[str]]:
+        """Return names of the models that were not kept, and names that were kept of these models
+        and that they do not have on this rank."""
+        noted, kept, known = self._source, set[str](), set[str]()
+        for name, thing in _named(self._state, self._place):
+            if isinstance(thing, ModelState):
+                kept.update(noted.names(f"{noted.name_of(name)}/"))
+                known.update(map(noted.name_of, thing.names))
+        return noted.missing, sorted(kept - known)
 
     def finish(self) -> dict[str, Any]:
         """Load everything into its owners, after it has been read. Returns as restore()."""
@@ -132,7 +153,9 @@ class Restoration:
         if isinstance(thing, ModelState):
             self._loads += thing.restore(noted)
         elif name in noted.values:
-            if isinstance(thing, OptimizerState | LoaderState):
+            if isinstance(thing, OptimizerState):
+                self._loads.append(thing.restore(noted, self._strict))
+            elif isinstance(thing, LoaderState):
                 self._loads.append(thing.restore(noted))
             elif _is_stateful(thing):
                 loaded = decode(noted.values[name], None, noted)
