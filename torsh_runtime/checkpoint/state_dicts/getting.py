@@ -207,4 +207,5 @@ def _on(values: Any, like: Any) -> Any:
 
 def _given(tensor: ShardedTensor) -> Any:
     """Return the tensor itself if it is whole."""
-    return tensor.values if tensor.piece.is_whole else tensor
+    piece = tensor.piece
+    return tensor.values.reshape(piece.global_shape) if piece.is_whole else tensor
