@@ -27,6 +27,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Res
     for ranks in WORLDS:
         bodies: dict[str, Any] = {"saved": partial(state_dicts.saved, folder)}
         if ranks == 2:
+            bodies["partly"] = partial(state_dicts.partly, folder)
             names = ("parts", "extra", "partial_optimizers", "refused")  # the last leaves no group
             bodies |= {name: getattr(state_dicts, name) for name in names}
         found[ranks] = run_in_one_world(ranks, bodies, 60.0)
@@ -77,6 +78,15 @@ def test_optimizers_take_state_by_numbers_and_in_part(
         assert found["groups"] == [2, 5]
         assert "kept without the parameter 'last.weight'" in found["strict"]
         assert found["left"] == []
+
+
+def test_checkpoints_are_loaded_in_part(saved: tuple[Path, dict[int, Results]]) -> None:
+    for found in good(saved[1][2]["partly"]):
+        assert found["values"] == ""
+        assert sorted(found["missing"]) == ["model/head.bias", "model/head.weight"]
+        assert sorted(found["unexpected"]) == ["model/last.bias", "model/last.weight"]
+        assert "no tensor 'model/head.weight'" in found["strict"]
+        assert found["stages"] == ()
 
 
 def test_what_does_not_fit_is_refused_on_all_ranks(saved: tuple[Path, dict[int, Results]]) -> None:

@@ -4,6 +4,7 @@ part."""
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +91,7 @@ class Training:
 def _net(way: str) -> torch.nn.Module:
     if way in ("tp", "pp", "plain"):
         sizes = (6, 12, 12, 3)
-        layers = [torch.nn.Linear(*each) for each in zip(sizes, sizes[1:], strict=False)]
+        layers = [torch.nn.Linear(*each) for each in pairwise(sizes)]
         return torch.nn.Sequential(layers[0], torch.nn.Tanh(), *layers[1:])
     return Net()
 
@@ -261,7 +262,7 @@ def partial_optimizers(rank: int) -> dict[str, Any]:
 
 def refused(rank: int) -> dict[str, str]:
     training = Training("fsdp")
-    model, optimizer = training.states(ON_ALL)
+    model, _ = training.states(ON_ALL)
     wrong = {**model, "scale": torch.zeros(2)}
     flat = of_torch.StateDictOptions(flatten_optimizer_state_dict=True)
     from_first = of_torch.StateDictOptions(broadcast_from_rank0=True)
@@ -282,3 +283,43 @@ def refused(rank: int) -> dict[str, str]:
         ),
         "alone": raised(lambda: training.states() if rank == 0 else tr.barrier()),
     }
+
+
+class Adapted(torch.nn.Module):
+    """A model with another's layers under other names, and a new head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Net()
+        del self.encoder.last
+        self.head = torch.nn.Linear(17, 2)
+
+
+def partly(folder: Path, rank: int) -> dict[str, Any]:
+    """Checkpoints of which a model takes a part."""
+    training = Training("fsdp")
+    training.train(0, 2)
+    checkpointer = tr.checkpoint.Checkpointer(folder / "checkpoints")
+    checkpointer.save(1, {"model": training.model, "optimizer": training.optimizer})
+    before = training.states(ON_ALL)[0]
+    model = tr.FullyShardedDataParallel(Adapted().double(), min_num_params=0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    state, names = {"model": model, "optimizer": optimizer}, {"model/encoder.": "model/"}
+    loaded = checkpointer.load(state, strict=False, names=names)
+    assert loaded is not None
+    after = tr.get_model_state_dict(model, options=ON_ALL)
+    kept = {name: each for name, each in before.items() if not name.startswith("last.")}
+    found: dict[str, Any] = {"values": difference(_encoder(after), kept, exact=True)}
+    found["missing"], found["unexpected"] = loaded.missing_keys, loaded.unexpected_keys
+    found["strict"] = raised(lambda: checkpointer.load({"model": model}, names=names))
+    plain = Training("pp")
+    checkpointer.save(2, {"model": plain.model})
+    again = checkpointer.load({"model": plain.model}, strict=False)
+    assert again is not None
+    found["stages"] = again.missing_keys + again.unexpected_keys
+    return found
+
+
+def _encoder(state: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: each for name, each in state.items() if name.startswith("encoder.")}
+    return {name.removeprefix("encoder."): each for name, each in inner.items()}

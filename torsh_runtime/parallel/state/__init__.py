@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -24,7 +24,6 @@ __all__ = [
     "check_state",
     "contents_of",
     "merged_values",
-    "restore",
 ]
 
 
@@ -89,23 +88,8 @@ def check_state(state: Mapping[str, Any], ranks: Place) -> None:
         pass
 
 
-def restore(state: Mapping[str, Any], source: Source, ranks: Place) -> dict[str, Any]:
-    """Give everything in `state` what was kept of it, and return what belongs to no object there.
-
-    These are plain values, by name, with arrays in memory of their own, including those that
-    `state` does not name.
-
-    Raises CheckpointError, before anything is changed, for what was not kept, or in another shape
-    or dtype.
-    """
-    plan = Restoration(state, source, ranks)
-    for name, target in plan.reads:
-        source.read(name, target)
-    return plan.finish()
-
-
 class Restoration:
-    """Splits restore() into two steps, for callers that read all of `reads` in between."""
+    """Gives everything in a state what was kept of it, once the caller has read all of `reads`."""
 
     def __init__(
         self,
@@ -115,10 +99,12 @@ class Restoration:
         strict: bool = True,
         names: Mapping[str, str] | None = None,
     ) -> None:
-        """Plan the restoration and change nothing yet. CheckpointError as restore().
+        """Plan the restoration and change nothing yet.
 
         strict: whether what models and optimizers have must have been kept. names: beginnings of
         models' names, with those that they were kept with.
+
+        Raises CheckpointError for what was not kept, or in another shape or dtype.
         """
         self._source = noted = NotedReads(source, strict, Names(names or {}))
         self._state, self._strict, self._place = state, strict, ranks
@@ -132,7 +118,7 @@ class Restoration:
         self.reads = noted.reads
         """Tensors by name, and the pieces of them that are needed."""
 
-    def misfits(self) -> tuple[list[str], list[str]]:
+    def misfits(self) -> Sequence[tuple[str, ...]]:
         """Return names of the models that were not kept, and names that were kept of these models
         and that they do not have on this rank."""
         noted, kept, known = self._source, set[str](), set[str]()
@@ -140,10 +126,14 @@ class Restoration:
             if isinstance(thing, ModelState):
                 kept.update(noted.names(f"{noted.name_of(name)}/"))
                 known.update(map(noted.name_of, thing.names))
-        return noted.missing, sorted(kept - known)
+        return tuple(noted.missing), tuple(sorted(kept - known))
 
     def finish(self) -> dict[str, Any]:
-        """Load everything into its owners, after it has been read. Returns as restore()."""
+        """Load everything into its owners, after it has been read.
+
+        Returns what belongs to no object in the state: plain values, by name, with arrays in memory
+        of their own, including those that the state does not name.
+        """
         for load in self._loads:
             load()
         return self._found
