@@ -21,7 +21,7 @@ from torsh_runtime.checkpoint.pretrained.conventions import (
     names_to_save,
 )
 from torsh_runtime.checkpoint.pretrained.lazy import Lazy
-from torsh_runtime.checkpoint.pretrained.shards import Kind, ShardedFiles, size_of
+from torsh_runtime.checkpoint.shards import Kind, ShardedFiles, size_of
 from torsh_runtime.checkpoint.whole import WholeTensors, state_of
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh

@@ -15,6 +15,7 @@ from torsh_runtime.parallel.state.merging import merged_values
 from torsh_runtime.parallel.state.models import ModelState, is_model
 from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
+from torsh_runtime.parallel.state.whole_optimizers import WholeOptimizer
 
 __all__ = [
     "Contents",
@@ -65,7 +66,7 @@ def contents_of(
     """
     contents = Contents(agreed=agreed)
     for name, thing in _named(state, ranks):
-        if not isinstance(thing, ModelState | OptimizerState | LoaderState):
+        if not isinstance(thing, ModelState | OptimizerState | LoaderState | WholeOptimizer):
             _keep(name, thing, contents)
         else:
             thing.keep(contents)
