@@ -128,7 +128,8 @@ def test_experts_of_transformers(torshrun: Launcher) -> None:
 @needs_torch
 def test_checkpoints(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    (script,) = snippets("checkpoints.md")
+    assert len(snippets("checkpoints.md")) == 2
+    script = snippet("checkpoints.md", "train.py")
     first, second = output(torshrun, script), output(torshrun, script)
     losses = re.findall(r"rank \d: loss ([\d.]+)", first)
     assert len(losses) == 2
@@ -136,6 +137,17 @@ def test_checkpoints(torshrun: Launcher) -> None:
     assert len(re.findall(r"rank \d begins with step 200", second)) == 2
     kept = sorted(path.name for path in (torshrun.folder / "checkpoints").iterdir())
     assert kept == ["step-00000100", "step-00000150", "step-00000200"]
+
+
+@pytest.mark.torch
+@needs_torch
+def test_whole_states(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    out = output(torshrun, snippet("checkpoints.md", "whole.py"))
+    assert sorted(re.findall(r"rank \d has \d tensors", out)) == [
+        "rank 0 has 4 tensors",
+        "rank 1 has 0 tensors",
+    ]
 
 
 @pytest.mark.torch
