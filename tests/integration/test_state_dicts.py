@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.forked import Raised
+from support.launcher import Launcher
 from support.worlds import run_in_one_world
 
 pytest.importorskip("torch")
@@ -98,5 +99,40 @@ def test_what_does_not_fit_is_refused_on_all_ranks(saved: tuple[Path, dict[int, 
         assert "broadcast_from_rank0=True requires full_state_dict=True" in found["from first"]
         assert "a parameter of shape (2, 2) that is of no model" in found["stranger"]
         assert "first.weight' is float64 of shape (17, 17) there" in found["other part"]
+        assert "which torch.distributed.checkpoint does not know: save with" in found["by torch"]
         assert "it must have 'state' and 'param_groups'" in found["form"]
     assert "call it on every rank, outside of `if rank == 0:`" in first["alone"]
+
+
+OF_TORCH = """
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+import torsh_runtime as tr
+
+dist.init_process_group("torsh")
+layers = [torch.nn.Linear(10, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)]
+model = tr.FullyShardedDataParallel(torch.nn.Sequential(*layers), min_num_params=0)
+optimizer = torch.optim.Adam(model.parameters())
+model(torch.randn(8, 10)).sum().backward()
+optimizer.step()
+out = StateDictOptions(full_state_dict=True, cpu_offload=True)
+state = tr.get_model_state_dict(model=model, options=out)
+moments = tr.get_optimizer_state_dict(model=model, optimizers=optimizer, options=out)
+back = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+told = tr.set_model_state_dict(model=model, model_state_dict=state, options=back)
+tr.set_optimizer_state_dict(
+    model=model, optimizers=optimizer, optim_state_dict=moments, options=back
+)
+print(f"rank {dist.get_rank()}: {len(state)} and {len(moments)}, {told}")
+dist.destroy_process_group()
+"""
+
+
+def test_scripts_of_torch_change_an_import(torshrun: Launcher) -> None:
+    (torshrun.folder / "train.py").write_text(OF_TORCH)
+    code, out, err = torshrun.run("--nproc-per-node", "2", "train.py", within=60)
+    assert code == 0, err
+    assert "rank 0: 4 and 2, <All keys matched successfully>" in out
+    assert "rank 1: 0 and 0, <All keys matched successfully>" in out

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as of_torch
 from support.ddp_faults import raised
 from support.fsdp_training import Net
@@ -260,6 +261,14 @@ def partial_optimizers(rank: int) -> dict[str, Any]:
     return found
 
 
+def _said_by_torch(state: Any) -> str:
+    try:
+        dcp.save(state, checkpoint_id="none", no_dist=True)
+    except BaseException as error:  # torch's own exception is no Exception
+        return str(error)
+    return ""
+
+
 def refused(rank: int) -> dict[str, str]:
     training = Training("fsdp")
     model, _ = training.states(ON_ALL)
@@ -278,6 +287,7 @@ def refused(rank: int) -> dict[str, str]:
         "from first": raised(lambda: set_it(training.model, model, options=from_first)),
         "stranger": raised(lambda: get_it(training.model, other, options=ON_HOST)),
         "other part": raised(lambda: set_it(training.model, alone)),
+        "by torch": _said_by_torch(sharded),
         "form": raised(
             lambda: tr.set_optimizer_state_dict(training.model, training.optimizer, {"a": 1})
         ),

@@ -47,9 +47,9 @@ class Loaded:
     passed_over: tuple[str, ...]
     """For each newer checkpoint that was skipped, the reason."""
     missing_keys: tuple[str, ...] = ()
-    """With strict=False, names of the models' tensors on any rank that the checkpoint lacks."""
+    """Names of the models' tensors on any rank that the checkpoint lacks, with strict=False."""
     unexpected_keys: tuple[str, ...] = ()
-    """With strict=False, names of the models in the checkpoint that no rank's model has."""
+    """Names of the models in the checkpoint that no rank's model has, with strict=False."""
 
 
 class Checkpointer:

@@ -48,7 +48,7 @@ def write(
 
 @contextmanager
 def _in_one_process() -> Iterator[None]:
-    """Silence torch's warning that it does not use a process group in this block."""
+    """Ignore torch's warning that it does not use a process group in this block."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         yield

@@ -81,7 +81,7 @@ class FromFirst(InMemory):
     """Gives what rank 0 has to all ranks, a tensor at a time."""
 
     def __init__(self, contents: Contents, ranks: Ranks) -> None:
-        """Learn what rank 0 has. All ranks call it; the others' contents are not used."""
+        """Receive what rank 0 has. All ranks call it; the others' contents are not used."""
         super().__init__(contents)
         self._ranks = ranks
         own = [self._kinds, self.values, self._aliases] if ranks.rank == 0 else []

@@ -18,7 +18,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CheckpointError
 from torsh_runtime.layout import Piece
 from torsh_runtime.parallel.collecting import collected, meet
-from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.groups import default_if_any, group_of
 
 
 class Ranks:
@@ -41,6 +41,12 @@ class Ranks:
         if process_group is None and not has_default_group():
             return cls(None)
         return cls(group_of(process_group))
+
+    @classmethod
+    def of_model(cls, process_group: Any) -> Ranks:
+        """Return the ranks that have parts of a model, as of() does, but for None also those of
+        torch's default group if only torch has one, as wrappers of models do."""
+        return cls(default_if_any()) if process_group is None else cls.of(process_group)
 
     def apart(self) -> Ranks:
         """Return the same ranks with a new group, for use by another thread. All ranks call it."""

@@ -59,7 +59,7 @@ class WholeTensors:
 
         Raises ConfigError on all ranks for what cannot be collected.
         """
-        self.ranks, self._what, self._prefix = Ranks.of(process_group), what, f"{part}/"
+        self.ranks, self._what, self._prefix = Ranks.of_model(process_group), what, f"{part}/"
         contents, problem = Contents(), ""
         try:
             contents = contents_of(state, self.ranks)

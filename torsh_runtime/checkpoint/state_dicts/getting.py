@@ -43,8 +43,8 @@ def get_model_state_dict(
         model: The model, of torch or torsh_runtime.nn.
         options: A StateDictOptions, this library's or torch's. None is the default of each.
         mesh: The mesh of layouts on modules that do not know where this rank is in it.
-        process_group: The ranks. None is the default group, or this process alone if there is no
-            default group.
+        process_group: The ranks. None is the default group, torch's if only torch has one, or this
+            process alone if there is none.
 
     Returns:
         Tensors by name, and the extra state of modules. Whole tensors are copies; with
@@ -64,7 +64,7 @@ def get_model_state_dict(
             torch.save(state, "model.pt")
         ```
     """
-    chosen, ranks = StateDictOptions.of(options), Ranks.of(process_group)
+    chosen, ranks = StateDictOptions.of(options), Ranks.of_model(process_group)
     frozen = set[str]()
     with suppress(ConfigError):  # which is raised on all ranks when they collect
         frozen = ModelState(MODEL, model, mesh).frozen if chosen.ignore_frozen_params else frozen
@@ -120,7 +120,7 @@ def get_optimizer_state_dict(
             torch.save(state, "optimizer.pt")
         ```
     """
-    chosen, ranks = StateDictOptions.of(options), Ranks.of(process_group)
+    chosen, ranks = StateDictOptions.of(options), Ranks.of_model(process_group)
     what = "tr.get_optimizer_state_dict()"
     merged: dict[str, Any] = {}
     for optimizer in several(optimizers):
@@ -147,8 +147,8 @@ def whole_state_dict(
     Args:
         model: The model, as get_model_state_dict() takes it.
         mesh: The mesh of layouts on modules that do not know where this rank is in it.
-        process_group: The ranks. None is the default group, or this process alone if there is no
-            default group.
+        process_group: The ranks. None is the default group, torch's if only torch has one, or this
+            process alone if there is none.
 
     Raises:
         ConfigError: On all ranks if a tensor cannot be made whole, or if other ranks call something

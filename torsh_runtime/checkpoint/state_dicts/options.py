@@ -26,17 +26,17 @@ class StateDictOptions:
     """
 
     full_state_dict: bool = False
-    """Whether tensors are whole. Otherwise they are this rank's pieces, as ShardedTensor, of what
-    is cut."""
+    """True for whole tensors. Otherwise they are this rank's pieces, as ShardedTensor, of what is
+    cut."""
     cpu_offload: bool = False
-    """Whether tensors are in the host's memory. Whole ones are then on rank 0 only, and the others
+    """True for tensors in the host's memory. Whole ones are then on rank 0 only, and the others
     get an empty dict."""
     ignore_frozen_params: bool = False
-    """Whether parameters that need no gradients are left out of a model's state."""
+    """True to leave parameters that need no gradients out of a model's state."""
     strict: bool = True
-    """Whether missing and unexpected names are an error when a state is set."""
+    """True if missing and unexpected names are an error when a state is set."""
     broadcast_from_rank0: bool = False
-    """Whether rank 0 alone has the state that is set, and gives the others their parts, a tensor at
+    """True if rank 0 alone has the state that is set, and gives the others their parts, a tensor at
     a time. Requires full_state_dict."""
 
     @classmethod

@@ -69,7 +69,7 @@ def set_model_state_dict(
         tr.set_model_state_dict(model, state, options=options)
         ```
     """
-    chosen, ranks = StateDictOptions.of(options), Ranks.of(process_group)
+    chosen, ranks = StateDictOptions.of(options), Ranks.of_model(process_group)
     what = "tr.set_model_state_dict()"
     with Attempt() as attempt:
         own = ModelState(MODEL, model, mesh)
@@ -124,7 +124,7 @@ def set_optimizer_state_dict(
         tr.set_optimizer_state_dict(model, optimizer, state, options=options)
         ```
     """
-    chosen, ranks = StateDictOptions.of(options), Ranks.of(process_group)
+    chosen, ranks = StateDictOptions.of(options), Ranks.of_model(process_group)
     is_given = ranks.rank == 0 or not chosen.broadcast_from_rank0
     for optimizer in several(optimizers):
         what = "tr.set_optimizer_state_dict()"
