@@ -100,6 +100,8 @@ def test_what_does_not_fit_is_refused_on_all_ranks(saved: tuple[Path, dict[int, 
         assert "a parameter of shape (2, 2) that is of no model" in found["stranger"]
         assert "first.weight' is float64 of shape (17, 17) there" in found["other part"]
         assert "which torch.distributed.checkpoint does not know: save with" in found["by torch"]
+        assert "outside of summon_full_params(), and after reshard()" in found["held"]
+        assert "'int' is no class of models" in found["no model"]
         assert "it must have 'state' and 'param_groups'" in found["form"]
     assert "call it on every rank, outside of `if rank == 0:`" in first["alone"]
 

@@ -56,10 +56,10 @@ class Training:
             self.mesh = tr.init_device_mesh({"pp": ranks})
             options = {"loss_fn": lambda out, _: out.square().mean(), "cuts": CUTS[: ranks - 1]}
             self._pipeline = tr.PipelineParallel(whole, 2, mesh=self.mesh, **options)
-            self.model = self._pipeline.module
+            self.model = self._pipeline
 
     def _optimizer(self) -> Any:
-        groups = _groups(self.model)
+        groups = _groups(self._pipeline.module if self._pipeline else self.model)
         if self.way == "zero":
             return tr.DistributedOptimizer(groups, torch.optim.AdamW, lr=0.01)
         return torch.optim.AdamW(groups, lr=0.01)
@@ -271,6 +271,9 @@ def _said_by_torch(state: Any) -> str:
 
 def refused(rank: int) -> dict[str, str]:
     training = Training("fsdp")
+    training.model.unshard()
+    held = raised(training.states)
+    training.model.reshard()
     model, _ = training.states(ON_ALL)
     wrong = {**model, "scale": torch.zeros(2)}
     flat = of_torch.StateDictOptions(flatten_optimizer_state_dict=True)
@@ -287,6 +290,8 @@ def refused(rank: int) -> dict[str, str]:
         "from first": raised(lambda: set_it(training.model, model, options=from_first)),
         "stranger": raised(lambda: get_it(training.model, other, options=ON_HOST)),
         "other part": raised(lambda: set_it(training.model, alone)),
+        "held": held,
+        "no model": raised(lambda: tr.get_model_state_dict(3)),
         "by torch": _said_by_torch(sharded),
         "form": raised(
             lambda: tr.set_optimizer_state_dict(training.model, training.optimizer, {"a": 1})
@@ -322,9 +327,9 @@ def partly(folder: Path, rank: int) -> dict[str, Any]:
     found: dict[str, Any] = {"values": difference(_encoder(after), kept, exact=True)}
     found["missing"], found["unexpected"] = loaded.missing_keys, loaded.unexpected_keys
     found["strict"] = raised(lambda: checkpointer.load({"model": model}, names=names))
-    plain = Training("pp")
-    checkpointer.save(2, {"model": plain.model})
-    again = checkpointer.load({"model": plain.model}, strict=False)
+    stages = Training("pp").model.module
+    checkpointer.save(2, {"model": stages})
+    again = checkpointer.load({"model": stages}, strict=False)
     assert again is not None
     found["stages"] = again.missing_keys + again.unexpected_keys
     return found

@@ -14,6 +14,7 @@ from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor, cover
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.state import Contents, contents_of, merged_values
+from torsh_runtime.parallel.state.models import is_model
 from torsh_runtime.parallel.state.whole_optimizers import by_pieces
 
 
@@ -161,8 +162,19 @@ class WholeTensors:
 
 
 def state_of(model: Any, mesh: DeviceMesh | None, **others: Any) -> dict[str, Any]:
-    """Return a state with a model, the mesh of its layouts if it needs one, and others."""
-    return {"model": model, **({} if mesh is None else {"mesh": mesh}), **others}
+    """Return a state with a model, the mesh of its layouts if it needs one, and others. Raises
+    ConfigError for what is no model."""
+    return {"model": model_in(model), **({} if mesh is None else {"mesh": mesh}), **others}
+
+
+def model_in(model: Any) -> Any:
+    """Return the model itself, or a pipeline's stages of it. Raises ConfigError for others."""
+    found = getattr(model, "module", model) if hasattr(model, "stages") else model
+    if not is_model(found):
+        raise ConfigError(
+            f"{type(model).__name__!r} is no class of models of torch or torsh_runtime.nn"
+        )
+    return found
 
 
 def _told(piece: Piece) -> list[Any]:

@@ -22,7 +22,7 @@ from torsh_runtime.checkpoint.pretrained.conventions import (
 )
 from torsh_runtime.checkpoint.pretrained.lazy import Lazy
 from torsh_runtime.checkpoint.shards import Kind, ShardedFiles, size_of
-from torsh_runtime.checkpoint.whole import WholeTensors, state_of
+from torsh_runtime.checkpoint.whole import WholeTensors, model_in, state_of
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.parts_of_state import parts_are_meant
@@ -75,7 +75,7 @@ def save_pretrained(
         tr.save_pretrained(model, "checkpoints/tuned", mesh)
         ```
     """
-    model = getattr(model, "module", model) if hasattr(model, "stages") else model
+    model = model_in(model)
     whole = WholeTensors(state_of(model, mesh), "model", process_group, _CALL)
     whole.check_tensors_only()
     save = None

@@ -15,7 +15,7 @@ from torsh_runtime.checkpoint.state_dicts.options import (
     StateDictOptions,
     several,
 )
-from torsh_runtime.checkpoint.whole import WholeTensors, state_of
+from torsh_runtime.checkpoint.whole import WholeTensors, model_in, state_of
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
@@ -36,7 +36,7 @@ def get_model_state_dict(
     """Return a model's state under the names that it has in one process, as torch's function.
 
     The model may be cut in any way: in FullyShardedDataParallel or DistributedDataParallel, by
-    parallelize(), into stages (`pipeline.module`), with experts, and in several of these. With
+    parallelize(), as a PipelineParallel, with experts, and in several of these. With
     `full_state_dict` all ranks call this, and tensors are collected one by one.
 
     Args:
@@ -67,7 +67,11 @@ def get_model_state_dict(
     chosen, ranks = StateDictOptions.of(options), Ranks.of_model(process_group)
     frozen = set[str]()
     with suppress(ConfigError):  # which is raised on all ranks when they collect
-        frozen = ModelState(MODEL, model, mesh).frozen if chosen.ignore_frozen_params else frozen
+        frozen = (
+            ModelState(MODEL, model_in(model), mesh).frozen
+            if chosen.ignore_frozen_params
+            else frozen
+        )
     what = "tr.get_model_state_dict()"
     found = _collected(state_of(model, mesh), MODEL, chosen, ranks, what, frozen)
     if found is None:

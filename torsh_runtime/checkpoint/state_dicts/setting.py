@@ -15,6 +15,7 @@ from torsh_runtime.checkpoint.state_dicts.options import (
     StateDictOptions,
     several,
 )
+from torsh_runtime.checkpoint.whole import model_in
 from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.errors import CheckpointError
 from torsh_runtime.framework import framework_of
@@ -72,7 +73,7 @@ def set_model_state_dict(
     chosen, ranks = StateDictOptions.of(options), Ranks.of_model(process_group)
     what = "tr.set_model_state_dict()"
     with Attempt() as attempt:
-        own = ModelState(MODEL, model, mesh)
+        own = ModelState(MODEL, model_in(model), mesh)
         given = _contents_of_model(model_state_dict, own)
     ranks.agree(f"cannot begin {what}", attempt.error)
     source = _source(given, chosen, ranks)
@@ -129,7 +130,7 @@ def set_optimizer_state_dict(
     for optimizer in several(optimizers):
         what = "tr.set_optimizer_state_dict()"
         with Attempt() as attempt:
-            pieces = ModelState(MODEL, model, mesh).pieces
+            pieces = ModelState(MODEL, model_in(model), mesh).pieces
             own = OptimizerState(OPTIMIZER, optimizer, pieces)
         shapes = _shapes(ranks, pieces if attempt.error is None else {})
         given = Contents()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Set
 from functools import partial
 from typing import Any
@@ -82,6 +83,12 @@ class ModelState:
             piece = self._piece(name, id(parameter), tuple(parameter.shape))
             self.pieces[id(parameter)] = name, piece
             values = parameter.data
+            if math.prod(values.shape) != piece.size:
+                raise ConfigError(
+                    f"{name!r} has {math.prod(values.shape)} elements now, and this rank's part of "
+                    f"it has {piece.size}: call this outside of summon_full_params(), and after "
+                    f"reshard()"
+                )
             self._tensors[f"{self._name}/{name}"] = ShardedTensor(values, piece)
         for key, buffer in _buffers(model):
             if key in unknown:
