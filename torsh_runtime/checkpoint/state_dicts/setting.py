@@ -87,7 +87,7 @@ def set_model_state_dict(
     source.read_all(noted.reads)
     for each in finish:
         each()
-    return _incompatible_keys(model, missing, unexpected)
+    return _incompatible_keys(model_in(model), missing, unexpected)
 
 
 def set_optimizer_state_dict(
