@@ -6,6 +6,10 @@ The model is a Llama of some hundred megabytes on 2 ranks. tr.from_pretrained() 
 save_pretrained() and state_dict() return it whole. Each rank's peak PSS in each of them, less its
 value before there was a model, is compared with the rank's part and the largest tensor. A rank's
 buffers for communication take some MiB more.
+
+Then the model is in FullyShardedDataParallel, with AdamW: by how much PSS grows while whole states
+are collected on rank 0, by tr.get_model_state_dict() and tr.get_optimizer_state_dict(), and given
+back from there, by tr.set_model_state_dict() and tr.set_optimizer_state_dict().
 """
 
 from __future__ import annotations
@@ -28,6 +32,8 @@ RANKS = 2
 MIB = 1 << 20
 ALLOWANCE = 16 * MIB
 """Bytes allowed for buffers of libraries."""
+GET = ("get_model_state_dict", "get_optimizer_state_dict")
+SET = ("set_model_state_dict", "set_optimizer_state_dict")
 WORKER = "TORSH_WHOLE_MODELS"
 
 
@@ -93,8 +99,48 @@ def work(options: argparse.Namespace, folder: Path) -> None:
     found["state_dict"] = samples.peak - before
     del state
     found["part"] = sum(each.nbytes for each in model.parameters())
+    del model
+    found |= _sharded(kind, folder)
     (folder / f"rank-{tr.get_rank()}").write_text(json.dumps(found))
     tr.destroy_process_group()
+
+
+def _sharded(kind: Any, folder: Path) -> dict[str, int]:
+    """Return the growth while whole states are collected and given back, by call."""
+    import torch
+
+    import torsh_runtime as tr
+
+    model = tr.FullyShardedDataParallel(kind.from_pretrained(folder / "model"))
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for each in model.parameters():
+        each.grad = torch.zeros_like(each)
+    optimizer.step()
+    optimizer.zero_grad()
+    out = tr.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    back = tr.StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    found = {"shard": sum(each.nbytes for each in model.parameters())}
+    state = _growth(found, GET[0], lambda: tr.get_model_state_dict(model, options=out))
+    _growth(found, SET[0], lambda: tr.set_model_state_dict(model, state, options=back))
+    del state
+    both = model, optimizer
+    state = _growth(found, GET[1], lambda: tr.get_optimizer_state_dict(*both, options=out))
+    _growth(found, SET[1], lambda: tr.set_optimizer_state_dict(*both, state, options=back))
+    return found
+
+
+def _growth(found: dict[str, int], what: str, call: Any) -> Any:
+    """Call it, and note by how much PSS grew meanwhile."""
+    import torsh_runtime as tr
+    from benchmarks.fsdp_memory import Samples, pss
+
+    tr.barrier()
+    before = pss()
+    with Samples() as samples:
+        result = call()
+        tr.barrier()
+    found[what] = samples.peak - before
+    return result
 
 
 def same(one: Path, other: Path) -> bool:
@@ -122,6 +168,13 @@ def checks(found: list[dict[str, int]], whole: int, largest: int, is_same: bool)
             text = f"{what} on rank {rank}: PSS, MiB"
             limit = round((most + ALLOWANCE) / MIB)
             told.append(Check(text, each[what] / MIB, limit, True, f"memory of {what}"))
+        for number, what in enumerate((*GET, *SET)):
+            most = largest + (whole * (1, 2)[number % 2] if what in GET and rank == 0 else 0)
+            if what == SET[1]:
+                most += 2 * each["shard"]  # the state that is loaded, beside the one before
+            text = f"{what} on rank {rank}: growth, MiB"
+            limit = round((most + ALLOWANCE) / MIB)
+            told.append(Check(text, each[what] / MIB, limit, True, f"memory of {what}"))
     return told
 
 
@@ -141,6 +194,7 @@ def main() -> int:
         del model
         command = [sys.executable, "-m", "torshrun", "--nproc-per-node", str(RANKS)]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", WORKER: text}
+        variables["MALLOC_MMAP_THRESHOLD_"] = "65536"  # so that what is freed does not count
         subprocess.run([*command, *sys.argv], check=True, env=variables, timeout=600)
         found = [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(RANKS)]
         told = checks(found, whole, largest, same(folder / "model", folder / "again"))

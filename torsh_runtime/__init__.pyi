@@ -29,7 +29,14 @@ from torsh_runtime.checkpoint.pretrained import (
     from_pretrained as from_pretrained,
     save_pretrained as save_pretrained,
 )
-from torsh_runtime.checkpoint.whole import whole_state_dict as whole_state_dict
+from torsh_runtime.checkpoint.state_dicts import (
+    StateDictOptions as StateDictOptions,
+    get_model_state_dict as get_model_state_dict,
+    get_optimizer_state_dict as get_optimizer_state_dict,
+    set_model_state_dict as set_model_state_dict,
+    set_optimizer_state_dict as set_optimizer_state_dict,
+    whole_state_dict as whole_state_dict,
+)
 from torsh_runtime.comm.out_of_place import (
     all_reduce_into as all_reduce_into,
     exscan as exscan,

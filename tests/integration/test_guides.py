@@ -45,16 +45,12 @@ def test_data_parallelism(torshrun: Launcher) -> None:
 @needs_torch
 def test_sharded_data_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-<<<<<<< HEAD
-    script, in_place, mixed, meta = snippets("sharded-data-parallel.md")
-    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, in_place))
-    assert len(losses) == 2
-    assert max(map(float, losses)) < 0.5
-=======
     script = shown("docs/sharded-data-parallel.md", "# train.py")
+    in_place = shown("docs/sharded-data-parallel.md", "# in_place.py")
     mixed = shown("docs/sharded-data-parallel.md", "# mixed.py")
     meta = shown("docs/sharded-data-parallel.md", "# meta.py")
->>>>>>> main
+    page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 in_place.py")
+    assert worker_lines(output(torshrun, in_place)) == worker_lines(page)
     out = output(torshrun, script)
     page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 train.py")
     assert worker_lines(out) == worker_lines(page)
@@ -152,6 +148,17 @@ def test_checkpoints(torshrun: Launcher) -> None:
         words = [sys.executable, *line.split()[1:]]
         subprocess.run(words, cwd=torshrun.folder, check=True, capture_output=True, timeout=60)
     assert (torshrun.folder / "imported" / "step-00000000").exists()
+
+
+@pytest.mark.torch
+@needs_torch
+def test_whole_states(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    out = output(torshrun, shown("docs/checkpoints.md", "# whole.py"))
+    assert sorted(re.findall(r"rank \d has \d tensors", out)) == [
+        "rank 0 has 4 tensors",
+        "rank 1 has 0 tensors",
+    ]
 
 
 @pytest.mark.torch
@@ -404,7 +411,7 @@ def test_programs_for_horovod(torshrun: Launcher) -> None:
 def test_programs_for_accelerate(torshrun: Launcher) -> None:
     pytest.importorskip("accelerate")
     keep_inductor_inside(torshrun)
-    (script,) = snippets("accelerate.md")
+    script = shown("docs/accelerate.md", "# train.py")
     variable, _, command = script.removeprefix("# train.py: ").partition(" ")
     torshrun.environ.update((variable.split("="),), HF_HUB_OFFLINE="1")
     out = output(torshrun, f"# train.py: {command}", within=60)
@@ -418,7 +425,7 @@ def test_programs_for_accelerate(torshrun: Launcher) -> None:
 def test_programs_for_gpus_without_them(torshrun: Launcher) -> None:
     """The script with the processors in the place of GPUs."""
     keep_inductor_inside(torshrun)
-    (script,) = snippets("gpus.md")
+    script = shown("docs/gpus.md", "# train.py")
     for there, here in (
         ("--nproc-per-node gpu", "--nproc-per-node 2"),
         ("torch.cuda.set_device(local_rank)\n", ""),

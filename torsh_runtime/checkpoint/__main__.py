@@ -10,7 +10,8 @@ from pathlib import Path
 import click
 
 from torsh_runtime.checkpoint.directory import checkpoints
-from torsh_runtime.checkpoint.exporting import export_state_dict, import_state_dict
+from torsh_runtime.checkpoint.exporting import export_state_dict
+from torsh_runtime.checkpoint.importing import import_state_dict
 from torsh_runtime.checkpoint.reader import CheckpointReader
 from torsh_runtime.errors import TorshError
 
@@ -62,16 +63,26 @@ def verify(directory: str, step: int | None) -> None:
 
 @main.command("export")
 @_DIRECTORY
-@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("file", type=click.Path())
 @_STEP
 @_PART
-def export_(directory: str, file: str, step: int | None, part: str) -> None:
-    """Write a model's state dict to FILE: .safetensors, or .pt, .pth, .bin as torch.save()."""
-    _or_exit(lambda: export_state_dict(_found(directory, step)[0], file, part))
+@click.option(
+    "--format",
+    "directory_format",
+    type=click.Choice(["safetensors", "dcp"]),
+    help="Write a directory: Hugging Face's files and index, or torch.distributed.checkpoint's.",
+)
+def export_(
+    directory: str, file: str, step: int | None, part: str, directory_format: str | None
+) -> None:
+    """Write the state dict of a model or an optimizer to FILE: .safetensors, or .pt, .pth, .bin as
+    torch.save(). With --format FILE is a new directory."""
+    found = _found(directory, step)[0]
+    _or_exit(lambda: export_state_dict(found, file, part, directory_format=directory_format))
 
 
 @main.command("import")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False))
+@click.argument("file", type=click.Path(exists=True))
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option(
     "--step",
@@ -81,9 +92,15 @@ def export_(directory: str, file: str, step: int | None, part: str) -> None:
     help="The step that the checkpoint is saved under.",
 )
 @_PART
-def import_(file: str, directory: str, step: int, part: str) -> None:
-    """Create a checkpoint in DIRECTORY from the state dict in FILE."""
-    _or_exit(lambda: import_state_dict(file, directory, step, part))
+@click.option(
+    "--trust",
+    is_flag=True,
+    help="Load pickles of torch.distributed.checkpoint, which can run any program.",
+)
+def import_(file: str, directory: str, step: int, part: str, trust: bool) -> None:
+    """Create a checkpoint in DIRECTORY from the state dict in FILE, which may be a directory of
+    Hugging Face's or torch.distributed.checkpoint's."""
+    _or_exit(lambda: import_state_dict(file, directory, step, part, trust=trust))
 
 
 def _found(directory: str, step: int | None) -> list[Path]:

@@ -8,11 +8,11 @@ import os
 import shutil
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torsh_runtime.checkpoint.directory import checkpoints
 from torsh_runtime.checkpoint.pieces import DamagedCheckpoint
@@ -23,7 +23,7 @@ from torsh_runtime.checkpoint.saving import Save, Saver, outcome
 from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
 from torsh_runtime.monitoring.marks import section
-from torsh_runtime.parallel.state import check_state, restore
+from torsh_runtime.parallel.state import Restoration, check_state
 from torsh_runtime.transitions import Machine
 
 
@@ -46,6 +46,10 @@ class Loaded:
     """Plain values of the checkpoint, by name: those that no object with load_state_dict() took."""
     passed_over: tuple[str, ...]
     """For each newer checkpoint that was skipped, the reason."""
+    missing_keys: tuple[str, ...] = ()
+    """Names of the models' tensors on any rank that the checkpoint lacks, with strict=False."""
+    unexpected_keys: tuple[str, ...] = ()
+    """Names of the models in the checkpoint that no rank's model has, with strict=False."""
 
 
 class Checkpointer:
@@ -175,7 +179,12 @@ class Checkpointer:
                 writing.wait()
 
     def load(
-        self, state: Mapping[str, Any] | None = None, step: int | None = None
+        self,
+        state: Mapping[str, Any] | None = None,
+        step: int | None = None,
+        *,
+        strict: bool = True,
+        names: Mapping[str, str] | None = None,
     ) -> Loaded | None:
         """Load the last complete checkpoint into the objects of `state`, in place.
 
@@ -184,9 +193,15 @@ class Checkpointer:
             step: The step to load. None takes the last save, even if the run had gone back to an
                 earlier step by then. If a checkpoint is damaged, a RuntimeWarning reports it and
                 the one saved before it is loaded.
+            strict: Whether the checkpoint must have all that models and optimizers have. Otherwise
+                the rest stays as it is, and parameters that were not saved with an optimizer begin
+                anew in it. What a model lacks is never an error. Shapes must be the same.
+            names: Beginnings of names in models, as "model/body", and what they are in the
+                checkpoint, as "model/encoder", for layers that have moved.
 
         Returns:
-            The step, path and plain values, or None if there is no checkpoint at all.
+            The step, path and plain values, and the names that did not fit; or None if there is no
+            checkpoint at all.
 
         Raises:
             CheckpointError: On all ranks if all checkpoints are damaged, if there is none of
@@ -208,9 +223,9 @@ class Checkpointer:
         for number, path in self._candidates(step):
             loading = self._seen.during("loading", "idle", str(path))
             with section("checkpoint.load"), loading:
-                outcome = self._try(path, dict(state or {}))
-            if isinstance(outcome, dict):
-                return Loaded(number, path, outcome, tuple(passed_over))
+                outcome = self._try(path, dict(state or {}), strict, names or {})
+            if not isinstance(outcome, str):
+                return Loaded(number, path, outcome.values, tuple(passed_over), *outcome.misfits)
             passed_over.append(outcome)
             if self._ranks.rank == 0:
                 warnings.warn(f"passed over a checkpoint: {outcome}", RuntimeWarning, stacklevel=2)
@@ -249,27 +264,51 @@ class Checkpointer:
             check_state(state, self._ranks)
         self._ranks.agree("could not save", attempt.error)
 
-    def _try(self, path: Path, state: dict[str, Any]) -> dict[str, Any] | str:
-        """Return the loaded values, or the reason why all ranks skip this checkpoint."""
-        values: dict[str, Any] = {}
+    def _try(
+        self, path: Path, state: dict[str, Any], strict: bool, names: Mapping[str, str]
+    ) -> _Restored | str:
+        """Return what was loaded, or the reason why all ranks skip this checkpoint."""
+        found = _Restored({})
         misfit: Exception | None = None
         damage = ""
         try:
             with CheckpointReader(path) as reader:
-                values = restore(state, reader, self._ranks)
+                plan = Restoration(state, reader, self._ranks, strict, names)
+                for name, target in plan.reads:
+                    reader.read(name, target)
+                found = _Restored(plan.finish(), () if strict else plan.misfits())
         except DamagedCheckpoint as error:
             damage = str(error)
         except Exception as error:  # from any load_state_dict(): report it to all ranks
             misfit = error
-        told = self._ranks.texts(json.dumps([damage, "" if misfit is None else str(misfit)]))
-        outcomes = [json.loads(each) for each in told]
+        own = [damage, "" if misfit is None else str(misfit), found.misfits]
+        outcomes = [json.loads(each) for each in self._ranks.texts(json.dumps(own))]
         if misfit is not None:
             raise misfit if isinstance(misfit, TorshError) else _misfit(path, misfit) from misfit
-        for rank, (_, other) in enumerate(outcomes):
+        for rank, (_, other, _) in enumerate(outcomes):
             if other:
                 raise CheckpointError(f"rank {rank} cannot load {path}: {other}")
-        damages = [f"rank {rank}: {each}." for rank, (each, _) in enumerate(outcomes) if each]
-        return damages[0] if damages else values
+        damages = [f"rank {rank}: {each}." for rank, (each, *_) in enumerate(outcomes) if each]
+        misfits = _of_all([each for *_, each in outcomes if each])
+        return damages[0] if damages else _Restored(found.values, misfits)
+
+
+class _Restored(NamedTuple):
+    """Holds what was loaded."""
+
+    values: dict[str, Any]
+    misfits: Sequence[tuple[str, ...]] = ()
+    """Names of models that were missing, and those that were unexpected."""
+
+
+def _of_all(misfits: Sequence[Sequence[Sequence[str]]]) -> tuple[tuple[str, ...], ...]:
+    """Return the names that any rank misses, and those that no rank knows."""
+    if not misfits:
+        return ()
+    missing = dict.fromkeys(name for each, _ in misfits for name in each)
+    _, unexpected = misfits[0]
+    known = [set(each) for _, each in misfits]
+    return tuple(missing), tuple(name for name in unexpected if all(name in k for k in known))
 
 
 class _Background:

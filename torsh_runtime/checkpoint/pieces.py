@@ -128,19 +128,7 @@ class PieceReader(ABC):
 
     def check(self, name: str, target: ShardedTensor) -> None:
         """Raise CheckpointError unless the tensor exists and can be read into this target."""
-        stored, wanted = self._tensor(name), target.piece
-        dtype = dtype_name(target.values)
-        is_fit = stored.dtype == dtype or {stored.dtype, dtype} <= FLOATING
-        if stored.shape != wanted.global_shape or not is_fit:
-            raise CheckpointError(
-                f"{self.where}: {name!r} is {stored.dtype} of shape {stored.shape} there, and "
-                f"{dtype} of shape {wanted.global_shape} here"
-            )
-        if math.prod(target.values.shape) != wanted.size:
-            raise CheckpointError(
-                f"{name!r}: values of shape {tuple(target.values.shape)} are no piece of "
-                f"{wanted.size} elements"
-            )
+        check_fits(self.where, name, self.kind(name), target)
 
     def spans(self, name: str, wanted: Piece) -> list[Span]:
         """Return where the bytes of a piece are stored. Raises DamagedCheckpoint if some are
@@ -164,3 +152,22 @@ class PieceReader(ABC):
             raise CheckpointError(
                 f"{self.where}: there is no tensor {name!r} in it; {self.advice}"
             ) from None
+
+
+def check_fits(
+    where: str, name: str, kind: tuple[str, tuple[int, ...]], target: ShardedTensor
+) -> None:
+    """Raise CheckpointError unless a tensor of this dtype and shape can be read into the target."""
+    stored, shape = kind
+    dtype, wanted = dtype_name(target.values), target.piece
+    is_fit = stored == dtype or {stored, dtype} <= FLOATING
+    if shape != wanted.global_shape or not is_fit:
+        raise CheckpointError(
+            f"{where}: {name!r} is {stored} of shape {shape} there, and {dtype} of shape "
+            f"{wanted.global_shape} here"
+        )
+    if math.prod(target.values.shape) != wanted.size:
+        raise CheckpointError(
+            f"{name!r}: values of shape {tuple(target.values.shape)} are no piece of "
+            f"{wanted.size} elements"
+        )

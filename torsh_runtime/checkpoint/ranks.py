@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.arrays.raw import copy_out, empty, memory_of
+from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.comm.agreement import agree, said, texts_of_all
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.default import has_default_group
@@ -15,7 +18,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CheckpointError
 from torsh_runtime.layout import Piece
 from torsh_runtime.parallel.collecting import collected, meet
-from torsh_runtime.parallel.groups import group_of
+from torsh_runtime.parallel.groups import default_if_any, group_of
 
 
 class Ranks:
@@ -38,6 +41,12 @@ class Ranks:
         if process_group is None and not has_default_group():
             return cls(None)
         return cls(group_of(process_group))
+
+    @classmethod
+    def of_model(cls, process_group: Any) -> Ranks:
+        """Return the ranks that have parts of a model, as of() does, but for None also those of
+        torch's default group if only torch has one, as wrappers of models do."""
+        return cls(default_if_any()) if process_group is None else cls.of(process_group)
 
     def apart(self) -> Ranks:
         """Return the same ranks with a new group, for use by another thread. All ranks call it."""
@@ -75,6 +84,19 @@ class Ranks:
         values = own if self.rank == rank else np.empty(size, np.uint8)
         if self._group is not None and size:
             self._for_bytes(self._group).broadcast(values, rank)
+        return values
+
+    def broadcast_tensor(self, own: Any, dtype: str, shape: tuple[int, ...], framework: str) -> Any:
+        """Return rank 0's tensor on all ranks, in the host's memory; `own` is used there alone."""
+        if self._group is None:
+            return own
+        values = own if self.rank == 0 else empty(framework, shape, dtype)
+        memory = memory_of(values)
+        if memory is None:
+            memory = np.empty(math.prod(shape) * ITEMSIZES[dtype], np.uint8)
+            copy_out(values, memory)
+        if memory.size:
+            self._for_bytes(self._group).broadcast(memory, 0)
         return values
 
     def exchange(

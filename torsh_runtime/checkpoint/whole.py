@@ -1,21 +1,21 @@
-"""Collects a model's whole tensors on rank 0 from the ranks that have parts of it."""
+"""Collects whole tensors of a model or an optimizer on rank 0 from the ranks with parts."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from torsh_runtime.arrays.raw import dtype_name
+from torsh_runtime.arrays.raw import dtype_name, framework_of
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.errors import ConfigError
-from torsh_runtime.layout import Piece, cover
+from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.layout import Piece, ShardedTensor, cover
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.state.contents import Contents
-from torsh_runtime.parallel.state.models import ModelState
-
-_PART = "model"
+from torsh_runtime.parallel.state import Contents, contents_of, merged_values
+from torsh_runtime.parallel.state.models import is_model
+from torsh_runtime.parallel.state.whole_optimizers import by_pieces
 
 
 @dataclass
@@ -37,49 +37,72 @@ class Held:
 
 
 class WholeTensors:
-    """Collects the tensors of a model that is cut by layers, heads, experts, stages or FSDP.
+    """Collects the tensors of one part of a state, such as a model, that is cut by layers, heads,
+    experts, stages or FSDP.
 
-    All ranks create it and make the same calls. Attributes: held (by name, in the model's order),
-    aliases (further names of parameters that modules share).
+    All ranks create it and make the same calls. Attributes: held (by name, in the order of the
+    part), aliases (further names of parameters that modules share), values (plain values, by name,
+    with arrays among the tensors).
     """
 
-    def __init__(self, model: Any, mesh: DeviceMesh | None, process_group: Any, what: str) -> None:
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        part: str,
+        process_group: Any,
+        what: str,
+        without: Set[str] = frozenset(),
+    ) -> None:
         """Exchange with all ranks which pieces they have.
 
-        what: the name of the call, for errors.
+        state: what Checkpointer.save() takes. part: the name in it of what is collected. what: the
+        name of the call, for errors. without: names of tensors to leave out.
 
-        Raises ConfigError on all ranks for models that cannot be collected.
+        Raises ConfigError on all ranks for what cannot be collected.
         """
-        self.ranks, self._what = Ranks.of(process_group), what
+        self.ranks, self._what, self._prefix = Ranks.of_model(process_group), what, f"{part}/"
         contents, problem = Contents(), ""
         try:
-            ModelState(_PART, model, mesh).keep(contents)
-        except ConfigError as error:
+            contents = contents_of(state, self.ranks)
+        except (ConfigError, CheckpointError) as error:
             problem = str(error)
-        if contents.values:
-            names = ", ".join(map(_plain, contents.values))
-            problem = (
-                f"{names} is no tensor: save with a tr.checkpoint.Checkpointer, which keeps it"
-            )
-        without = [n for n, t in contents.tensors.items() if getattr(t.values, "is_meta", False)]
-        if without:
-            problem = f"{_plain(without[0])!r} is on the meta device, where it has no values"
-        self._own = {_plain(name): each for name, each in contents.tensors.items()}
-        self._like = next((each.values for each in self._own.values()), None)
-        self.aliases = {_plain(name): _plain(to) for name, to in contents.aliases.items()}
-        told = self._told(problem, contents)
+        found = {name: each for name, each in contents.tensors.items() if self._is_own(name)}
+        self._own = {self._plain(n): each for n, each in found.items()}
+        self._own = {name: each for name, each in self._own.items() if name not in without}
+        self.like = next((each.values for each in self._own.values()), None)
+        self.aliases = {
+            self._plain(name): self._plain(to)
+            for name, to in contents.aliases.items()
+            if self._is_own(name) and self._plain(to) not in without
+        }
+        told = self._told(problem or self._problem(contents), contents)
         self.held: dict[str, Held] = {}
         self._buffers: set[str] = set()
+        self.values = merged_values([each["values"] for each in told])
         for rank, each in enumerate(told):
             self._note(rank, each)
+
+    def _plain(self, name: str) -> str:
+        return name.removeprefix(self._prefix)
+
+    def _is_own(self, name: str) -> bool:
+        return name.startswith(self._prefix)
+
+    def _problem(self, contents: Contents) -> str:
+        without = [n for n, t in self._own.items() if getattr(t.values, "is_meta", False)]
+        if without:
+            return f"{without[0]!r} is on the meta device, where it has no values"
+        return by_pieces(min(contents.by_pieces)) if contents.by_pieces else ""
 
     def _told(self, problem: str, contents: Contents) -> list[Any]:
         """Return what each rank has. Raises ConfigError on all ranks if one has a problem."""
         own = [
             [name, dtype_name(each.values), *_told(each.piece)] for name, each in self._own.items()
         ]
-        said = {"problem": problem, "own": own, "aliases": self.aliases}
-        said["buffers"] = sorted(map(_plain, contents.of_first))
+        kept = contents.values.items()
+        values = {n: each for n, each in kept if self._is_own(n) or f"{n}/" == self._prefix}
+        said = {"problem": problem, "own": own, "aliases": self.aliases, "values": values}
+        said["buffers"] = sorted(map(self._plain, filter(self._is_own, contents.of_first)))
         self.ranks.meet(self._what)
         told = [json.loads(each) for each in self.ranks.texts(json.dumps(said))]
         for rank, each in enumerate(told):
@@ -106,53 +129,52 @@ class WholeTensors:
         held = self.held.items()
         return sum(math.prod(each.shape) for name, each in held if name not in self._buffers)
 
+    def check_tensors_only(self) -> None:
+        """Raise ConfigError on all ranks if there are values beside tensors."""
+        if self.values:
+            names = ", ".join(map(self._plain, self.values))
+            raise ConfigError(
+                f"{self._what}: {names} is no tensor: save with a tr.checkpoint.Checkpointer, "
+                f"which keeps it"
+            )
+
     def collect(self, name: str) -> Any:
         """Return the whole tensor in the host's memory on rank 0, and None on the other ranks."""
         held, own = self.held[name], self._own.get(name)
         values = None if own is None else own.values
-        return self.ranks.collected(values, held.given, held.dtype, self._like)
+        return self.ranks.collected(values, held.given, held.dtype, self.like)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all tensors by name on rank 0, where tied names share a tensor; {} elsewhere."""
-        found = {name: self.collect(name) for name in self.held}
-        if self.ranks.rank != 0:
-            return {}
-        return found | {name: found[to] for name, to in self.aliases.items()}
-
-
-def whole_state_dict(
-    model: Any, mesh: DeviceMesh | None = None, process_group: Any = None
-) -> dict[str, Any]:
-    """Return a model's whole parameters and buffers on rank 0, and an empty dict elsewhere.
-
-    The tensors are in the host's memory, with their own dtypes, under the names that the model has
-    in one process. The model may be cut in any way: by parallelize(), into stages
-    (`pipeline.module`), with experts, in FullyShardedDataParallel, and in several of these. All
-    ranks call this; one tensor at a time is collected from the ranks that have it.
-    tr.save_pretrained() needs memory for one tensor only.
-
-    Args:
-        model: The model.
-        mesh: The mesh of layouts on modules that do not know where this rank is in it.
-        process_group: The ranks. None is the default group, or this process alone if there is no
-            default group.
-
-    Raises:
-        ConfigError: On all ranks if a tensor cannot be made whole, or if other ranks call something
-            else.
-
-    Example:
-        ```python
-        tensors = tr.whole_state_dict(model, mesh)
-        if tr.get_rank() == 0:
-            torch.save(tensors, "model.pt")
-        ```
-    """
-    return WholeTensors(model, mesh, process_group, "tr.whole_state_dict()").state_dict()
+    def contents(self, on_all: bool) -> Contents | None:
+        """Return whole tensors and plain values on rank 0 and, if `on_all`, on all ranks, in the
+        host's memory, under their names in the state; None elsewhere."""
+        found = {}
+        for name, held in self.held.items():
+            whole = self.collect(name)
+            if on_all:
+                kind = held.dtype, held.shape, framework_of(self.like)
+                whole = self.ranks.broadcast_tensor(whole, *kind)
+            if whole is not None:
+                found[self._prefix + name] = ShardedTensor(whole, Piece.whole(held.shape))
+        if self.ranks.rank != 0 and not on_all:
+            return None
+        aliases = {self._prefix + name: self._prefix + to for name, to in self.aliases.items()}
+        return Contents(found, dict(self.values), aliases)
 
 
-def _plain(name: str) -> str:
-    return name.removeprefix(f"{_PART}/")
+def state_of(model: Any, mesh: DeviceMesh | None, **others: Any) -> dict[str, Any]:
+    """Return a state with a model, the mesh of its layouts if it needs one, and others. Raises
+    ConfigError for what is no model."""
+    return {"model": model_in(model), **({} if mesh is None else {"mesh": mesh}), **others}
+
+
+def model_in(model: Any) -> Any:
+    """Return the model itself, or a pipeline's stages of it. Raises ConfigError for others."""
+    found = getattr(model, "module", model) if hasattr(model, "stages") else model
+    if not is_model(found):
+        raise ConfigError(
+            f"{type(model).__name__!r} is no class of models of torch or torsh_runtime.nn"
+        )
+    return found
 
 
 def _told(piece: Piece) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from torsh_runtime.errors import ConfigError
 
@@ -33,6 +33,11 @@ class Overlap(NamedTuple):
     length: int
 
 
+_NOT_BY_TORCH = (
+    "{} is this rank's part of a tensor, which torch.distributed.checkpoint does not know: save "
+    "with a tr.checkpoint.Checkpointer, whose checkpoints `python -m torsh_runtime.checkpoint "
+    "export --format dcp` converts, or get whole tensors by full_state_dict=True"
+)
 Span = tuple[int, int]
 """Indices along a dimension: the first, and the one after the last."""
 
@@ -216,6 +221,14 @@ class ShardedTensor:
     """An array or tensor of any shape with piece.size elements, in order."""
     piece: Piece
     """The elements that it has."""
+
+    def __create_write_items__(self, fqn: str, _: object) -> NoReturn:
+        """Refuse to be saved by torch.distributed.checkpoint, which would keep rank 0's only."""
+        raise ConfigError(_NOT_BY_TORCH.format(fqn))
+
+    def __create_chunk_list__(self) -> NoReturn:
+        """Refuse to be loaded by torch.distributed.checkpoint."""
+        raise ConfigError(_NOT_BY_TORCH.format("a ShardedTensor"))
 
 
 def overlaps(ours: Piece, theirs: Piece) -> Iterator[Overlap]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -74,17 +74,29 @@ def collected(
 
 def place(whole: Any, piece: Piece, values: Any) -> None:
     """Write a piece's values to where they belong in the whole."""
+    for outer, inner in _same_elements(whole, piece, values):
+        _copy(outer, inner)
+
+
+def take(values: Any, piece: Piece, whole: Any) -> None:
+    """Write a piece's elements of the whole into its values, cast to their dtype."""
+    for outer, inner in _same_elements(whole, piece, values):
+        _copy(inner, outer)
+
+
+def _same_elements(whole: Any, piece: Piece, values: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield views of the whole and of a piece's values that have the same elements."""
     if not piece.is_box:
         flat, own = whole.reshape(-1), values.reshape(-1)
         for number, at, length in piece.runs():
-            _copy(flat[number : number + length], own[at : at + length])
+            yield flat[number : number + length], own[at : at + length]
         return
     values = values.reshape(piece.shape)
     spans = [_placed(piece.spans_of(dim)) for dim in range(len(piece.shape))]
     for box in product(*spans):
         there = tuple(slice(*outer) for outer, _ in box)
         here = tuple(slice(*inner) for _, inner in box)
-        _copy(whole[there] if there else whole, values[here] if here else values)
+        yield whole[there] if there else whole, values[here] if here else values
 
 
 def _placed(spans: Any) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -100,7 +112,8 @@ def _copy(target: Any, source: Any) -> None:
     if hasattr(target, "copy_"):
         target.copy_(source)
     else:
-        target[...] = source.get() if array_module(source) is not np else source
+        host = source.get() if array_module(source) is not np else source
+        target[...] = array_module(target).asarray(host)
 
 
 def _bytes_of(values: Any) -> Values:

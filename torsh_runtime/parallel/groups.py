@@ -28,6 +28,19 @@ def group_of(given: Any) -> ProcessGroup:
     return _from_torch(given)
 
 
+def default_if_any() -> ProcessGroup | None:
+    """Return the default group, or torch.distributed's of backend "torsh" if only torch has one;
+    None if there is neither."""
+    if has_default_group():
+        return default_group()
+    given = _torchs_default()
+    if given is None:
+        return None
+    from torsh_runtime.integrations.torch.unwrapping import process_group
+
+    return process_group(given)
+
+
 def _torchs_default() -> object | None:
     """Return the default group of torch.distributed, if the program has made one."""
     if "torch.distributed" not in sys.modules:

@@ -21,8 +21,8 @@ from torsh_runtime.checkpoint.pretrained.conventions import (
     names_to_save,
 )
 from torsh_runtime.checkpoint.pretrained.lazy import Lazy
-from torsh_runtime.checkpoint.pretrained.shards import Kind, ShardedFiles, size_of
-from torsh_runtime.checkpoint.whole import WholeTensors
+from torsh_runtime.checkpoint.shards import Kind, ShardedFiles, size_of
+from torsh_runtime.checkpoint.whole import WholeTensors, model_in, state_of
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.parts_of_state import parts_are_meant
@@ -75,8 +75,9 @@ def save_pretrained(
         tr.save_pretrained(model, "checkpoints/tuned", mesh)
         ```
     """
-    model = getattr(model, "module", model) if hasattr(model, "stages") else model
-    whole = WholeTensors(model, mesh, process_group, _CALL)
+    model = model_in(model)
+    whole = WholeTensors(state_of(model, mesh), "model", process_group, _CALL)
+    whole.check_tensors_only()
     save = None
     with _told_to_all(whole) as told:
         if whole.ranks.rank == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -10,12 +10,13 @@ from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.state.contents import Contents, NotedReads, Source
+from torsh_runtime.parallel.state.contents import Contents, Names, NotedReads, Source
 from torsh_runtime.parallel.state.loaders import LoaderState, is_loader
 from torsh_runtime.parallel.state.merging import merged_values
 from torsh_runtime.parallel.state.models import ModelState, is_model
 from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
+from torsh_runtime.parallel.state.whole_optimizers import WholeOptimizer
 
 __all__ = [
     "Contents",
@@ -25,7 +26,6 @@ __all__ = [
     "check_state",
     "contents_of",
     "merged_values",
-    "restore",
 ]
 
 
@@ -67,7 +67,7 @@ def contents_of(
     """
     contents = Contents(agreed=agreed)
     for name, thing in _named(state, ranks):
-        if not isinstance(thing, ModelState | OptimizerState | LoaderState):
+        if not isinstance(thing, ModelState | OptimizerState | LoaderState | WholeOptimizer):
             _keep(name, thing, contents)
         else:
             thing.keep(contents)
@@ -90,28 +90,26 @@ def check_state(state: Mapping[str, Any], ranks: Place) -> None:
         pass
 
 
-def restore(state: Mapping[str, Any], source: Source, ranks: Place) -> dict[str, Any]:
-    """Give everything in `state` what was kept of it, and return what belongs to no object there.
-
-    These are plain values, by name, with arrays in memory of their own, including those that
-    `state` does not name.
-
-    Raises CheckpointError, before anything is changed, for what was not kept, or in another shape
-    or dtype.
-    """
-    plan = Restoration(state, source, ranks)
-    for name, target in plan.reads:
-        source.read(name, target)
-    return plan.finish()
-
-
 class Restoration:
-    """Splits restore() into two steps, for callers that read all of `reads` in between."""
+    """Gives everything in a state what was kept of it, once the caller has read all of `reads`."""
 
-    def __init__(self, state: Mapping[str, Any], source: Source, ranks: Place) -> None:
-        """Plan the restoration and change nothing yet. CheckpointError as restore()."""
-        self._source = noted = NotedReads(source)
-        self._state = state
+    def __init__(
+        self,
+        state: Mapping[str, Any],
+        source: Source,
+        ranks: Place,
+        strict: bool = True,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        """Plan the restoration and change nothing yet.
+
+        strict: whether what models and optimizers have must have been kept. names: beginnings of
+        models' names, with those that they were kept with.
+
+        Raises CheckpointError for what was not kept, or in another shape or dtype.
+        """
+        self._source = noted = NotedReads(source, strict, Names(names or {}))
+        self._state, self._strict, self._place = state, strict, ranks
         self._loads: list[Callable[[], None]] = []
         self._found: dict[str, Any] = {}
         _settle(state)
@@ -123,8 +121,22 @@ class Restoration:
         self.reads = noted.reads
         """Tensors by name, and the pieces of them that are needed."""
 
+    def misfits(self) -> Sequence[tuple[str, ...]]:
+        """Return names of the models that were not kept, and names that were kept of these models
+        and that they do not have on this rank."""
+        noted, kept, known = self._source, set[str](), set[str]()
+        for name, thing in _named(self._state, self._place):
+            if isinstance(thing, ModelState):
+                kept.update(noted.names(f"{noted.name_of(name)}/"))
+                known.update(map(noted.name_of, thing.names))
+        return tuple(noted.missing), tuple(sorted(kept - known))
+
     def finish(self) -> dict[str, Any]:
-        """Load everything into its owners, after it has been read. Returns as restore()."""
+        """Load everything into its owners, after it has been read.
+
+        Returns what belongs to no object in the state: plain values, by name, with arrays in memory
+        of their own, including those that the state does not name.
+        """
         for load in self._loads:
             load()
         return self._found
@@ -134,7 +146,9 @@ class Restoration:
         if isinstance(thing, ModelState):
             self._loads += thing.restore(noted)
         elif name in noted.values:
-            if isinstance(thing, OptimizerState | LoaderState):
+            if isinstance(thing, OptimizerState):
+                self._loads.append(thing.restore(noted, self._strict))
+            elif isinstance(thing, LoaderState):
                 self._loads.append(thing.restore(noted))
             elif _is_stateful(thing):
                 loaded = decode(noted.values[name], None, noted)

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torsh_runtime.arrays.raw import empty
+from torsh_runtime.errors import CheckpointError
 from torsh_runtime.layout import Piece, ShardedTensor
+
+_ENDS = (".", "/")
+"""Characters between the parts of a name."""
+
+
+class Names:
+    """Gives things the names under which they were kept."""
+
+    def __init__(self, kept: Mapping[str, str]) -> None:
+        """Take the beginnings of names here, with those that they were kept with. The longest one
+        counts, and ends where a name or a part of it ends."""
+        self._kept = sorted(kept.items(), key=lambda each: -len(each[0]))
+
+    def __call__(self, name: str) -> str:
+        """Return the name that this one was kept as."""
+        for here, there in self._kept:
+            rest = name[len(here) :]
+            if name.startswith(here) and (not rest or here[-1:] in _ENDS or rest[0] in _ENDS):
+                return there + rest
+        return name
 
 
 @dataclass
@@ -73,22 +94,58 @@ def read_whole(source: Source, name: str, framework: str) -> Any:
 
 
 class NotedReads:
-    """Checks and notes reads from a source, without reading anything yet."""
+    """Checks and notes reads from a source, without reading anything yet.
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.values = source.values
-        self.names, self.kind = source.names, source.kind
+    Attributes: missing (names that the source lacks, if that is allowed).
+    """
+
+    def __init__(self, source: Source, strict: bool = True, names: Names | None = None) -> None:
+        """Prepare to note reads. `strict`: whether a missing name is an error. `names`: the
+        source's own names for what it is asked for."""
+        self._source, self._strict = source, strict
+        self.name_of = names or Names({})
+        self.values, self.names = source.values, source.names
+        self.missing: list[str] = []
         self.reads: list[tuple[str, ShardedTensor]] = []
+
+    def kind(self, name: str) -> tuple[str, tuple[int, ...]]:
+        """Return dtype and shape as the source does."""
+        return self._source.kind(self.name_of(name))
 
     def check(self, name: str, target: ShardedTensor) -> None:
         """Check the target as the source does."""
-        self._source.check(name, target)
+        self._source.check(self.name_of(name), target)
 
     def read(self, name: str, target: ShardedTensor) -> None:
         """Check the target and note that it is to be read later."""
+        if self._is_missing(name):
+            self.missing.append(name)
+            return
         self.check(name, target)
-        self.reads.append((name, target))
+        self.reads.append((self.name_of(name), target))
+
+    def _is_missing(self, name: str) -> bool:
+        """Return whether the source lacks this tensor and that is allowed."""
+        if self._strict:
+            return False
+        try:
+            self._source.kind(self.name_of(name))
+        except CheckpointError:
+            return True
+        return False
+
+    def values_of(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the plain values of these names. Raises CheckpointError for one that the source
+        lacks, unless that is allowed."""
+        found = {}
+        for name in names:
+            if self.name_of(name) in self.values:
+                found[name] = self.values[self.name_of(name)]
+            elif self._strict:
+                raise CheckpointError(f"nothing was kept as {name!r}, which the model has")
+            else:
+                self.missing.append(name)
+        return found
 
     def whole(self, name: str, framework: str) -> Any:
         """Return memory for a whole tensor, which is to be read later."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Set
 from functools import partial
 from typing import Any
 
-from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, framework_of, framework_of_model
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
@@ -15,7 +16,7 @@ from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.fsdp.wrapper import FullyShardedDataParallel
 from torsh_runtime.parallel.layouts import coordinates_by_id, layouts_by_id, part_of
 from torsh_runtime.parallel.parts_of_state import parts_are_meant
-from torsh_runtime.parallel.state.contents import Contents, Source
+from torsh_runtime.parallel.state.contents import Contents, NotedReads
 from torsh_runtime.parallel.state.plain import decode, encode
 
 
@@ -31,11 +32,14 @@ class ModelState:
         self._name, self._mesh = name, mesh
         self.pieces: dict[int, tuple[str, Piece]] = {}
         """For the id() of each parameter: its name, and the piece that this rank has."""
+        self.frozen: set[str] = set()
+        """Names of parameters that need no gradients."""
         self._tensors: dict[str, ShardedTensor] = {}
         self._buffers: set[str] = set()
         """Names of the buffers among the tensors."""
-        self._aliases: dict[str, str] = {}
-        self._extra: dict[str, Any] = {}
+        self.aliases: dict[str, str] = {}
+        """Further names of parameters that modules share, with their first."""
+        self.extra: dict[str, Any] = {}
         """Modules of torch that have a get_extra_state(), by the name of its result."""
         self._layouts, self._parts = layouts_by_id(model), _parts(model)
         self._known = coordinates_by_id(model)
@@ -47,20 +51,22 @@ class ModelState:
         """Add the model's state to what is kept."""
         contents.tensors.update(self._tensors)
         contents.of_first |= self._buffers
-        for name, module in self._extra.items():
+        for name, module in self.extra.items():
             contents.values[name] = encode(module.get_extra_state(), name, contents.tensors)
-        contents.aliases.update(self._aliases)
+        contents.aliases.update(self.aliases)
 
-    def restore(self, source: Source) -> list[Callable[[], None]]:
+    @property
+    def names(self) -> set[str]:
+        """Return all names by which the model's tensors and extra state are kept."""
+        return {*self._tensors, *self.aliases, *self.extra}
+
+    def restore(self, source: NotedReads) -> list[Callable[[], None]]:
         """Read what was kept into the tensors, and return functions to call after that."""
         for name, target in self._tensors.items():
             source.read(name, target)
-        missing = [name for name in self._extra if name not in source.values]
-        if missing:
-            raise CheckpointError(f"nothing was kept as {missing[0]!r}, which the model has")
         return [
-            partial(module.set_extra_state, decode(source.values[name], None, source))
-            for name, module in self._extra.items()
+            partial(self.extra[name].set_extra_state, decode(value, None, source))
+            for name, value in source.values_of(self.extra).items()
         ]
 
     def _look(self, model: Module) -> None:
@@ -71,11 +77,19 @@ class ModelState:
             name = _without_compiler(key)
             if id(parameter) in self.pieces:
                 first = self.pieces[id(parameter)][0]
-                self._aliases[f"{self._name}/{name}"] = f"{self._name}/{first}"
+                self.aliases[f"{self._name}/{name}"] = f"{self._name}/{first}"
                 continue
+            if not getattr(parameter, "requires_grad", True):
+                self.frozen.add(name)
             piece = self._piece(name, id(parameter), tuple(parameter.shape))
             self.pieces[id(parameter)] = name, piece
             values = parameter.data
+            if math.prod(values.shape) != piece.size:
+                raise ConfigError(
+                    f"{name!r} has {math.prod(values.shape)} elements now, and this rank's part of "
+                    f"it has {piece.size}: call this outside of summon_full_params(), and after "
+                    f"reshard()"
+                )
             self._tensors[f"{self._name}/{name}"] = ShardedTensor(values, piece)
         for key, buffer in _buffers(model):
             if key in unknown:
@@ -88,7 +102,7 @@ class ModelState:
             unknown.discard(key)
             whole_model: Any = model  # of torch, which alone has such state
             module = whole_model.get_submodule(key.rpartition(".")[0])
-            self._extra[f"{self._name}/{_without_compiler(key)}"] = module
+            self.extra[f"{self._name}/{_without_compiler(key)}"] = module
         if unknown:
             raise ConfigError(
                 f"the model's state has {', '.join(sorted(unknown))}, which are no parameters or "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -53,17 +53,17 @@ class OptimizerState:
         self, name: str, of: ShardedTensor, state: Mapping[str, Any], contents: Contents
     ) -> None:
         """Keep the state of one parameter. `of`: this rank's piece of the parameter."""
-        cut = {key: each for key, each in state.items() if _is_cut(key, each, of.values)}
+        cut = {key: each for key, each in state.items() if is_cut(key, each, of.values.shape)}
         where = name
         if not of.piece.is_whole:
-            if not all(_is_common(key, each) for key, each in state.items() if key not in cut):
+            if not all(is_common(key, each) for key, each in state.items() if key not in cut):
                 contents.by_pieces.add(name)
             if name in contents.by_pieces | contents.agreed:
                 cut, where = {}, f"{name}/{of.piece.label}"
         for key, each in cut.items():
             contents.tensors[f"{name}/{key}"] = ShardedTensor(each, of.piece)
         plain = {
-            key: (encode_number if _is_common(key, each) else encode)(
+            key: (encode_number if is_common(key, each) else encode)(
                 each, f"{where}/{key}", contents.tensors
             )
             for key, each in state.items()
@@ -74,11 +74,12 @@ class OptimizerState:
                 plain if of.piece.is_whole else of_pieces({of.piece.label: plain})
             )
 
-    def restore(self, source: Source) -> Callable[[], None]:
-        """Read the kept state, and return a function that loads it."""
+    def restore(self, source: Source, strict: bool = True) -> Callable[[], None]:
+        """Read the kept state, and return a function that loads it. Unless `strict`, parameters
+        without any keep their options and begin with no state."""
         saved = source.values[self._name][GROUPS]
         groups = [decode(group, None, source) for group in saved]
-        options = self._options_by_parameter(groups)
+        options = self._options_by_parameter(groups, strict)
         own = self._own()
         packed = own.state_dict()["param_groups"]
         parameters = [each for group in own.param_groups for each in group["params"]]
@@ -157,11 +158,13 @@ class OptimizerState:
             packed.append(encode({**group, "params": names}, path, contents.tensors))
         return packed
 
-    def _options_by_parameter(self, groups: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    def _options_by_parameter(
+        self, groups: list[dict[str, Any]], strict: bool
+    ) -> dict[str, dict[str, Any]]:
         options = {name: group for group in groups for name in group["params"]}
         wanted = [self._piece(p)[0] for g in self._optimizer.param_groups for p in g["params"]]
         missing = [name for name in wanted if name not in options]
-        if missing:
+        if missing and strict:
             raise CheckpointError(
                 f"{self._name!r} was kept without the parameter {missing[0]!r}, and {len(missing)} "
                 f"in all: build the optimizer for the same parameters"
@@ -174,16 +177,16 @@ def is_optimizer(thing: object) -> bool:
     return all(hasattr(thing, each) for each in ("param_groups", "state", "load_state_dict"))
 
 
-def _is_cut(kind: str, value: Any, parameter: Tensor) -> bool:
+def is_cut(kind: str, value: Any, shape: Sequence[int]) -> bool:
     """Return whether state has the shape of its parameter, by the rule of torch's optimizers.
 
     When these load, "step" is a number even if its parameter is a scalar.
     """
     is_plain = kind != "step" and is_array(value) and not is_subclass(value)
-    return is_plain and tuple(value.shape) == tuple(parameter.shape)
+    return is_plain and tuple(value.shape) == tuple(shape)
 
 
-def _is_common(kind: str, value: Any) -> bool:
+def is_common(kind: str, value: Any) -> bool:
     """Return whether it is a number, which all pieces of a parameter have in common."""
     if is_array(value):
         return not value.shape or (kind == "step" and math.prod(value.shape) == 1)
@@ -193,9 +196,8 @@ def _is_common(kind: str, value: Any) -> bool:
 def _options_of(
     group: Mapping[str, Any], options: Mapping[str, dict[str, Any]], pieces: Pieces
 ) -> dict[str, Any]:
-    if not group["params"]:
-        return {}
-    found = options[pieces[id(group["params"][0])][0]]
+    names = [pieces[id(each)][0] for each in group["params"]]
+    found = next((options[name] for name in names if name in options), {})
     return {key: value for key, value in found.items() if key != "params"}
 
 

@@ -15,8 +15,8 @@ if not find_spec("torch"):
 import torch
 
 from torsh_runtime.checkpoint.pretrained.lazy import Lazy
-from torsh_runtime.checkpoint.pretrained.shards import Kind, ShardedFiles, size_of
 from torsh_runtime.checkpoint.pretrained.sources import WeightFiles
+from torsh_runtime.checkpoint.shards import Kind, ShardedFiles, size_of
 from torsh_runtime.checkpoint.tensor_file import read_header
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece
