@@ -32,6 +32,8 @@ class GatheredInput:
         self._whole: Callable[[], Any] = _nothing
         self.drawing: list[ExitStack] = []
         """Blocks in which what is drawn is of this rank's own, until a Row layer sums."""
+        self.summing: tuple[str, ...] = ()
+        """The modules that compute parts of sums now."""
         self.has_compared = False
         """Whether ranks know that what came first is the same on all."""
 

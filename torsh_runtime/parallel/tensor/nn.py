@@ -151,6 +151,10 @@ def watch_adapters(model: Any) -> None:
     """Do nothing: libraries of adapters are for models of torch."""
 
 
+def watch_features(model: Any, axis: Axis) -> None:
+    """Do nothing: what nn's functions compute cannot be computed once more beside it."""
+
+
 def count_all_tokens(model: Module, axis: Axis) -> None:
     """Do nothing: models of transformers have such losses, and those are of torch."""
 

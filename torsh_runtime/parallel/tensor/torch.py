@@ -30,6 +30,7 @@ from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.balance import count_all_tokens as count_all_tokens
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
+from torsh_runtime.parallel.tensor.mixing import watch_features as watch_features
 from torsh_runtime.parallel.tensor.parts import Layouts, mark_part
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
