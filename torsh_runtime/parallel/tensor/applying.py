@@ -304,12 +304,14 @@ def _adapt_modules(model: Module, tasks: list[_Task], axes: _Axes) -> None:
         layers_of(framework_of(model).name).watch_features(model, axes.tensor)
     is_cut = any(axis.size > 1 for axis in axes.used)
     if is_cut:
-        layers_of(framework_of(model).name).watch_adapters(model)
+        layers_of(framework_of(model).name).refuse_changes()
     for module in modules:
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False
         if is_cut and callable(getattr(module, "save_pretrained", None)):
             module.save_pretrained = partial(_save_pretrained, module)
+        if is_cut and hasattr(module, "resize_token_embeddings"):
+            module.resize_token_embeddings = _refuse_resizing
         if hasattr(module, "note_parts"):  # of experts, which tokens may come to in parts
             module.note_parts(axes.tensor.group)
 
@@ -318,3 +320,11 @@ def _save_pretrained(module: Module, *given: Any, **named: Any) -> None:
     """Save the model as transformers does, although ranks have parts of it."""
     pretrained = import_module("torsh_runtime.checkpoint.pretrained")  # a floor above
     pretrained.save_pretrained_of(module, *given, **named)
+
+
+def _refuse_resizing(*_: Any, **__: Any) -> None:
+    """Raise ConfigError instead of resizing embeddings of which ranks have parts."""
+    raise ConfigError(
+        "resize_token_embeddings() was called on a model of which ranks have parts, and would take "
+        "this rank's part for the whole: resize first, and call tr.parallelize() then"
+    )

@@ -147,8 +147,8 @@ LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {
 BLOCKS = (nn.TransformerBlock,)
 
 
-def watch_adapters(model: Any) -> None:
-    """Do nothing: libraries of adapters are for models of torch."""
+def refuse_changes() -> None:
+    """Do nothing: libraries that change layers are for models of torch."""
 
 
 def watch_features(model: Any, axis: Axis) -> None:
