@@ -18,14 +18,30 @@ CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
 ADAPTED = ("gpt2", "deepseek-v2")
 SEQUENCES = ("qwen3", "bart", "qwen-moe")
 _LLAMA = FAMILIES["llama"]
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 16,
+}
 OTHERS = {
     "cohere": ("Cohere", {"use_qk_norm": True}),
     "apertus": ("Apertus", {}),
     "persimmon": ("Persimmon", {}),
     "stablelm": ("StableLm", {"qk_layernorm": True}),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {**_MOE, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    ),
+    "phimoe": ("Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-next": ("Qwen3Next", {**_MOE, **_LINEAR}),
 }
 """Families that the benchmark has not: norms by head, activations with parameters, queries, keys
-and values of one head after the other, a norm of each head's own."""
+and values of one head after the other, a norm of each head's own, convolutions beside experts, and
+linear attention."""
 cast(dict[str, Any], FAMILIES).update(
     {
         name: replace(

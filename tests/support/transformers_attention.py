@@ -108,6 +108,8 @@ def _refused(mesh: Any) -> list[str]:
         lambda: fitted(hf.BloomForCausalLM(hf.BloomConfig(hidden_size=16, n_layer=1, n_head=2))),
         lambda: fitted(hf.T5ForConditionalGeneration(hf.T5Config(d_model=16, num_layers=1))),
         lambda: fitted(hf.FNetForMaskedLM(hf.FNetConfig(hidden_size=16, num_hidden_layers=1))),
+        lambda: fitted(hf.Lfm2ForCausalLM(hf.Lfm2Config(**_SIZES, **_HEADS, layer_types=["conv"]))),
+        lambda: run(hf.DogeForCausalLM(hf.DogeConfig(**_SIZES, **_HEADS, pad_token_id=0))),
         lambda: run(_mistral(attention_dropout=0.1).train()),
         lambda: run(_mistral(), position_ids=None),
         lambda: run(_mistral(), position_ids=torch.arange(own)[None]),
