@@ -25,6 +25,7 @@ from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 from torsh_runtime.parallel.tensor.plan import Row
+from torsh_runtime.parallel.tensor.watching import is_watched
 
 _COPIES = 4
 """As it is, and with the first, the middle and the last one of the rank's features changed."""
@@ -82,7 +83,7 @@ class _Begin:
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Begin to watch, unless such a module is known, or cannot be watched now."""
-        if torch.compiler.is_compiling() or self._is_watching:
+        if torch.compiler.is_compiling() or self._is_watching or not is_watched.get():
             return
         if has_modes() or torch._C._is_tracing():  # these record what is computed
             return
