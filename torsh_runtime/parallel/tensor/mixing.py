@@ -28,7 +28,8 @@ from torsh_runtime.parallel.tensor.plan import Row
 from torsh_runtime.parallel.tensor.watching import is_watched
 
 _COPIES = 4
-"""As it is, and with the first, the middle and the last one of the rank's features changed."""
+"""The number of copies: one without a change, and three in which the first, the middle or the last
+one of the rank's features is changed."""
 _LARGE = 64
 """The change, in units of the largest value: features have effect even on a mean of thousands."""
 

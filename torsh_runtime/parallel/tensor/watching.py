@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 is_watched: ContextVar[bool] = ContextVar("is_watched", default=True)
-"""Whether first forward passes raise ConfigError if features are mixed."""
+"""True if first forward passes raise ConfigError where features are mixed."""
 
 
 @contextmanager
