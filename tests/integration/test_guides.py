@@ -356,6 +356,38 @@ def test_programs_for_horovod(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
+def test_programs_for_accelerate(torshrun: Launcher) -> None:
+    pytest.importorskip("accelerate")
+    keep_inductor_inside(torshrun)
+    (script,) = snippets("accelerate.md")
+    variable, _, command = script.removeprefix("# train.py: ").partition(" ")
+    torshrun.environ.update((variable.split("="),), HF_HUB_OFFLINE="1")
+    out = output(torshrun, f"# train.py: {command}", within=60)
+    losses = re.findall(r"\[0\] epoch \d: loss ([\d.]+)", out)
+    assert len(losses) == 5
+    assert float(losses[-1]) < float(losses[0]) / 2
+
+
+@pytest.mark.torch
+@needs_torch
+def test_programs_for_gpus_without_them(torshrun: Launcher) -> None:
+    """The script with the processors in the place of GPUs."""
+    keep_inductor_inside(torshrun)
+    (script,) = snippets("gpus.md")
+    for there, here in (
+        ("--nproc-per-node gpu", "--nproc-per-node 2"),
+        ("torch.cuda.set_device(local_rank)\n", ""),
+        ('"cpu:native,cuda:nccl", device_id=local_rank', '"cpu:native"'),
+        (".cuda()", ""),
+        ('device="cuda"', 'device="cpu"'),
+    ):
+        assert script.count(there) == 1
+        script = script.replace(there, here)
+    assert output(torshrun, script + "print(loss.item() < 4)").count("True") == 2
+
+
+@pytest.mark.torch
+@needs_torch
 def test_deepspeed(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     engine, config = snippets("deepspeed.md")

@@ -36,6 +36,11 @@ def test_the_reference_has_each_public_name(built: Path) -> None:
 
 
 @needs_generator
+def test_code_in_tables_has_no_escapes(built: Path) -> None:
+    assert "echo a:2,b:2 | tr , " in (built / "horovod" / "index.html").read_text()
+
+
+@needs_generator
 def test_versions_are_listed_beside_them(built: Path) -> None:
     assert '"version": "1.0"' in (built.parent / "versions.json").read_text()
 
