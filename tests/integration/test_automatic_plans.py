@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 from support.forked import Raised
-from support.worlds import run_processes
+from support.worlds import run_in_one_world, run_processes
 
 pytestmark = [
     pytest.mark.torch,
@@ -27,7 +27,18 @@ def test_families_have_the_numbers_of_one_process() -> None:
 def test_what_cannot_be_read_or_cut_is_named() -> None:
     from support import automatic_plans
 
-    for result in run_processes(2, automatic_plans.refused, 120.0):
+    bodies = {"refused": automatic_plans.refused, "changed": automatic_plans.changed}
+    found = run_in_one_world(2, bodies, 120.0)
+    for result in found["changed"]:
+        assert not isinstance(result, Raised), result.error
+        assert "resize first, and call tr.parallelize() then" in result["resized"]
+        assert "'model.layers.0.mlp.down_proj' has been cut, and a Linear in its" in result["row"]
+        assert "'model.layers.0.self_attn.q_proj' has been cut" in result["column"]
+        assert "a part of shape (24, 32) of its weight of shape (48, 32), an" in result["weight"]
+        assert "knows this rank's parts of gradients only" in result["clipped"]
+        assert result["wrapped"] == "nothing"
+        assert result["replaced"] == ""
+    for result in found["refused"]:
         assert not isinstance(result, Raised), result.error
         assert "'layers.*.mlp.up_proj' of the model's plan is 'diagonal'" in result["style"]
         assert "Column(), Row() or Vocabulary()" in result["style"]
@@ -47,6 +58,7 @@ def test_adapters_that_know_nothing_of_parts_are_refused() -> None:
 
     for result in run_processes(2, automatic_plans.late_adapters, 120.0):
         assert not isinstance(result, Raised), result.error
-        assert "attn.c_attn' has adapters that it was given when it was cut" in result["late"]
+        assert "attn.c_attn' is given adapters after it was cut" in result["late"]
+        assert "'two' is one more adapter beside" in result["twice"]
         assert "say use_dora=False" in result["magnitudes"]
         assert "k_proj' is adapted by peft.tuners.ia3.layer.Linear" in result["factors"]

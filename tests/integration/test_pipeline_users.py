@@ -52,6 +52,9 @@ def test_what_would_be_wrong_is_refused_by_name(found: dict[str, list[Any]]) -> 
         "pass tokens=lambda target: (target != -100).sum()",
         "the batch has num_items_in_batch",
         "one rank share model.embed_tokens.weight",
+        "loss_fn is a sum over the microbatch",
+        "loss_fn is a sum over the microbatch",
+        "",
     )
     for said in found["refused"]:
         assert not isinstance(said, Raised), said.error.args[0]

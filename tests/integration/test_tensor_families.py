@@ -12,6 +12,7 @@ from support.worlds import run_in_one_world
 
 if not all(map(find_spec, ("torch", "transformers"))):
     pytest.skip("needs transformers", allow_module_level=True)
+from support import mixed_features
 from support import tensor_families as families
 
 pytestmark = pytest.mark.torch
@@ -26,6 +27,8 @@ def found(ranks: int) -> dict[Any, list[Any]]:
         bodies |= {each: partial(families.without, *each) for each in families.OMITTED}
         bodies |= {"wrong": families.wrong, "dropped": families.dropped}
         bodies["verified"] = families.verified
+        bodies |= {"mixed": mixed_features.mixed, "apart": mixed_features.apart}
+        bodies["from outside"] = mixed_features.from_outside
     bodies["strangers"] = families.strangers
     return run_in_one_world(ranks, bodies, 60.0)
 
@@ -89,3 +92,19 @@ def test_own_heads_are_dropped_by_a_stream_of_each_ranks_own() -> None:
 def test_verification_knows_of_parts_of_sums() -> None:
     for said in whole(found(2)["verified"]):
         assert all("values are those of one process" in each for each in said)
+
+
+def test_features_that_are_mixed_are_refused_in_the_first_forward_pass() -> None:
+    for said in whole(found(2)["mixed"]):
+        assert {*said} == {*mixed_features.MIXING, "llama"}
+        for name, each in said.items():
+            assert "features are mixed between" in each, (name, each)
+    for far in whole(found(2)["apart"]):
+        assert far.pop("hooks") == 0
+        assert not {name: size for name, size in far.items() if not size < 1e-12}
+
+
+def test_a_module_within_a_sum_may_be_called_from_outside() -> None:
+    for far in whole(found(2)["from outside"]):
+        assert "'inner.up' was called by something else than 'inner'" in far.pop("part")
+        assert not {name: size for name, size in far.items() if not size < 1e-9}

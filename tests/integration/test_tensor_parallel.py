@@ -152,7 +152,7 @@ def test_ranks_drop_the_same_of_what_all_have_and_their_own_of_parts(ranks: int)
 @with_both
 def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
     for said in whole(found(framework, 2)["refused"]):
-        assert len(said) == 27, said
+        assert len(said) == 28, said
         assert "'upp' in the plan matches no module; there are: up" in said[0]
         assert "both match 'up'" in said[1]
         assert "'norm' is a LayerNorm, and Column() is for Linear" in said[2]
@@ -178,7 +178,8 @@ def test_what_is_wrong_is_said_on_all_ranks(framework: str) -> None:
         assert "targets are from 0 to 7" in said[22]
         assert "have the same scores of 4 classes" in said[23]
         assert "the axis 'tp' have parts of one layer, and take the same batch" in said[24]
-        assert all("different parts of the model" in each for each in said[25:])
+        assert "the axis 'tp' have parts of one layer, and take the same batch" in said[25]
+        assert all("different parts of the model" in each for each in said[26:])
 
 
 @pytest.mark.torch

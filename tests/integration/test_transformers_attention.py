@@ -18,6 +18,8 @@ REFUSALS = [
     "BloomForCausalLM has an attention of its own",
     "T5ForConditionalGeneration has attention between an encoder's sequence and a decoder's",
     "no attention that can be replaced",
+    "Lfm2ForCausalLM has a convolution over tokens (Conv1d)",
+    "the model computes with its attention_mask (__getitem__)",
     "dropout of weights (0.1",
     "MistralForCausalLM has no position_ids",
     "position_ids that go from 7 to 4",

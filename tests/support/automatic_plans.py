@@ -10,7 +10,7 @@ import torch
 
 import torsh_runtime as tr
 from benchmarks.family_columns import generating, tensor_parallel
-from benchmarks.family_models import FAMILIES, hf
+from benchmarks.family_models import CLASSES, FAMILIES, WIDTH, hf
 from benchmarks.family_replicas import parts, sharded
 from benchmarks.family_training import compared, trained, whole, with_adapters
 
@@ -18,14 +18,30 @@ CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
 ADAPTED = ("gpt2", "deepseek-v2")
 SEQUENCES = ("qwen3", "bart", "qwen-moe")
 _LLAMA = FAMILIES["llama"]
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "shared_expert_intermediate_size": 16,
+}
 OTHERS = {
     "cohere": ("Cohere", {"use_qk_norm": True}),
     "apertus": ("Apertus", {}),
     "persimmon": ("Persimmon", {}),
     "stablelm": ("StableLm", {"qk_layernorm": True}),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        {**_MOE, "num_dense_layers": 1, "layer_types": ["conv", "full_attention"]},
+    ),
+    "phimoe": ("Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "qwen3-next": ("Qwen3Next", {**_MOE, **_LINEAR}),
 }
 """Families that the benchmark has not: norms by head, activations with parameters, queries, keys
-and values of one head after the other, a norm of each head's own."""
+and values of one head after the other, a norm of each head's own, convolutions beside experts, and
+linear attention."""
 cast(dict[str, Any], FAMILIES).update(
     {
         name: replace(
@@ -85,16 +101,58 @@ def late_adapters(rank: int) -> dict[str, str]:
     import peft  # which transformers comes before, without torchvision
 
     mesh = tr.init_device_mesh({"tp": 2})
-    late = with_adapters(tr.parallelize(FAMILIES["gpt2"].built(), mesh, "auto"))
+    late = tr.parallelize(FAMILIES["gpt2"].built(), mesh, "auto")
+    FAMILIES["gpt2"].loss_of(late, 0)
+    twice = tr.parallelize(with_adapters(FAMILIES["llama"].built()), mesh, "auto")
+    names = ["q_proj", "o_proj"]
     config = peft.LoraConfig(target_modules=["q_proj"], use_dora=True)
     magnitudes = peft.get_peft_model(FAMILIES["llama"].built(), config)
     config = peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[])
     factors = peft.get_peft_model(FAMILIES["llama"].built(), config)
     return {
-        "late": _told(lambda: FAMILIES["gpt2"].loss_of(late, 0)),
+        "late": _told(lambda: with_adapters(late)),
+        "twice": _told(lambda: twice.add_adapter("two", peft.LoraConfig(target_modules=names))),
         "magnitudes": _told(lambda: tr.parallelize(magnitudes, mesh, "auto")),
         "factors": _told(lambda: tr.parallelize(factors, mesh, "auto")),
     }
+
+
+def changed(rank: int) -> dict[str, str]:
+    """What is said of changes of a model that has been cut, and how far others are from one
+    process's."""
+    mesh = tr.init_device_mesh({"tp": 2})
+    model, whole = (FAMILIES["llama"].built() for _ in range(2))
+    tr.parallelize(model, mesh, "auto")
+    layer, linear = model.model.layers[0], torch.nn.Linear(WIDTH, WIDTH, bias=False).double()
+    changes: dict[str, Any] = {
+        "resized": lambda: model.resize_token_embeddings(CLASSES + 10),
+        "row": lambda: setattr(layer.mlp, "down_proj", linear),
+        "column": lambda: setattr(layer.self_attn, "q_proj", linear),
+        "weight": lambda: setattr(layer.mlp.up_proj, "weight", linear.weight),
+        "wrapped": lambda: setattr(layer.mlp, "up_proj", Around(layer.mlp.up_proj)),
+    }
+    found = {name: _told(change) for name, change in changes.items()}
+    clones = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.lm_head.weight = clones
+    found["clipped"] = _told(lambda: torch.nn.utils.clip_grad_norm_([clones], 1.0))
+    for each in (model, whole):
+        each.lm_head = torch.nn.Linear(WIDTH, CLASSES, bias=False).double()
+        torch.nn.init.ones_(each.lm_head.weight)
+        each.model.layers[1].mlp = FAMILIES["llama"].built().model.layers[0].mlp
+    losses = [FAMILIES["llama"].loss_of(each, 0).detach() for each in (model, whole)]
+    found["replaced"] = "" if abs(losses[0] - losses[1]) < 1e-9 else f"{losses}"
+    return found
+
+
+class Around(torch.nn.Module):
+    """What wrappers put in the place of a layer."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
 
 
 def refused(rank: int) -> dict[str, str]:

@@ -276,7 +276,18 @@ def refused(rank: int) -> list[str]:
             wrap=lambda stage: wrapper(stage, process_group=group),
         )
 
-    masked = tr.PipelineParallel(model_of("llama"), MICROBATCHES, mesh=mesh, cuts=2, loss_fn=logits)
+    def summed(output: Any, target: Any) -> Any:
+        return logits(output, target) + output.logits.square().sum()
+
+    def with_loss(loss_fn: Any) -> Any:
+        whole = model_of("llama")
+        return tr.PipelineParallel(whole, MICROBATCHES, mesh=mesh, cuts=2, loss_fn=loss_fn)
+
+    def compared(output: Any, target: Any) -> Any:
+        rows = output.logits.flatten(1)
+        return torch.nn.functional.cross_entropy(rows @ rows.T, torch.arange(len(rows)))
+
+    masked = with_loss(logits)
     divided = {**batch, "num_items_in_batch": torch.tensor(100)}
     calls: list[Callable[[], object]] = [
         lambda: model(**batch),
@@ -288,6 +299,9 @@ def refused(rank: int) -> list[str]:
         lambda: masked.step(batch, batch["labels"]),
         lambda: replicated("llama", tr.DistributedDataParallel).step(divided),
         lambda: replicated("qwen2", tr.FullyShardedDataParallel),
+        lambda: with_loss(summed).step(batch, batch["input_ids"]),
+        lambda: with_loss(summed).evaluate(batch, batch["input_ids"]),
+        lambda: with_loss(compared).step(batch, batch["input_ids"]),
     ]
     said = []
     for call in calls:

@@ -374,6 +374,7 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
             tools.tensor(random(ROWS, 4)), tools.tensor(np.zeros(ROWS, int))
         ),
         lambda: _cut(tools)(tools.tensor(np.full((2, 4), float(rank)))),
+        lambda: _train(tools, _cut(tools), [0, 0, rank, rank]),
         lambda: tr.DistributedDataParallel(_cut(tools)),
         lambda: tr.FullyShardedDataParallel(_cut(tools)),
     ]
@@ -385,6 +386,12 @@ def refused(framework: str, rank: int, ranks: int) -> list[str]:
             said.append(str(error))
     assert [p.shape for p in net.parameters()] == before
     return said
+
+
+def _train(tools: Kit, model: Any, batches: list[int]) -> None:
+    """Call the model with one batch after the other."""
+    for batch in batches:
+        model(tools.tensor(np.full((2, 4), float(batch))))
 
 
 def losses(framework: str, rank: int) -> dict[str, float]:

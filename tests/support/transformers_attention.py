@@ -97,6 +97,10 @@ def _refused(mesh: Any) -> list[str]:
         config = hf.Llama4TextConfig(**_SIZES, **_HEADS, head_dim=4, **options)
         return hf.Llama4ForCausalLM(config)
 
+    def hybrid() -> Any:
+        sizes = {**_SIZES, "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"]}
+        return hf.Lfm2ForCausalLM(hf.Lfm2Config(**sizes, **_HEADS))
+
     def counting() -> Any:
         options = {"num_attention_heads": 2, "attention_probs_dropout_prob": 0.0}
         sizes = {name: each for name, each in _SIZES.items() if "heads" not in name}
@@ -108,6 +112,8 @@ def _refused(mesh: Any) -> list[str]:
         lambda: fitted(hf.BloomForCausalLM(hf.BloomConfig(hidden_size=16, n_layer=1, n_head=2))),
         lambda: fitted(hf.T5ForConditionalGeneration(hf.T5Config(d_model=16, num_layers=1))),
         lambda: fitted(hf.FNetForMaskedLM(hf.FNetConfig(hidden_size=16, num_hidden_layers=1))),
+        lambda: fitted(hybrid()),
+        lambda: run(hf.DogeForCausalLM(hf.DogeConfig(**_SIZES, **_HEADS, pad_token_id=0))),
         lambda: run(_mistral(attention_dropout=0.1).train()),
         lambda: run(_mistral(), position_ids=None),
         lambda: run(_mistral(), position_ids=torch.arange(own)[None]),

@@ -61,7 +61,7 @@ class Look(NamedTuple):
         """Return 1 for tokens and 0 for padding of this rank's part, (batch, tokens), or None."""
         if self.mask is None or self.mask.shape[1] == _HEADER:
             return None
-        return self.mask[:, _HEADER:]
+        return _plain(self.mask)[:, _HEADER:]
 
     @classmethod
     def of(cls, where: str, module: Any, mask: Any, is_causal: bool | None) -> Look:
@@ -71,7 +71,7 @@ class Look(NamedTuple):
             return cls(bool(causal), None, False)
         if mask.ndim != 2 or str(mask.dtype) != "torch.int64":
             refuse(where, f"a mask of its own (attention_mask of shape {tuple(mask.shape)})")
-        causal, window = mask[0, :_HEADER].tolist()
+        causal, window = _plain(mask)[0, :_HEADER].tolist()
         return cls(bool(causal), window or None, True, mask)
 
     def window_beside(self, where: str, said: int | None, length: int) -> int | None:
@@ -84,6 +84,10 @@ class Look(NamedTuple):
         if self.is_ours and other is not None and own != other:
             refuse(where, f"a window of {other} tokens beside a mask with {own}")
         return own if self.is_ours else other
+
+
+def _plain(mask: Any) -> Any:
+    return mask.plain() if hasattr(mask, "plain") else mask
 
 
 def masked(*_: Any, **named: Any) -> Any:
@@ -110,11 +114,13 @@ def masked(*_: Any, **named: Any) -> Any:
         refuse("the model", f"a mask with {window} as its size")
     import torch
 
+    from torsh_runtime.parallel.context.masks import unread
+
     header = [int("causal_mask_function" in parts), window]
     if given is None:
-        return torch.tensor([header], device=named.get("device"))
+        return unread(torch.tensor([header], device=named.get("device")))
     rows = torch.tensor([header], device=given.device).expand(given.shape[0], _HEADER)
-    return torch.cat([rows, given.long()], 1)
+    return unread(torch.cat([rows, given.long()], 1))
 
 
 def _own_tokens(named: dict[str, Any]) -> int:

@@ -275,6 +275,9 @@ def _check_model(kind: str, model: Any) -> None:
             refuse(f"{type(each).__name__} of {kind}", f"an input without a sequence ({main})")
     if not any(map(_attends, model.modules())):
         refuse(kind, "no attention that can be replaced")
+    mixing = next(filter(_is_convolution, model.modules()), None)
+    if mixing is not None:
+        refuse(kind, f"a convolution over tokens ({type(mixing).__name__})")
     if "position_ids" not in inspect.signature(model.forward).parameters:
         refuse(kind, "no position_ids, so that each rank would count from 0")
 
@@ -283,6 +286,12 @@ def _attends(module: Any) -> bool:
     """Return whether the module's forward() asks transformers for the attention function."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _is_convolution(module: Any) -> bool:
+    """Return whether it mixes neighbours in a sequence."""
+    convolution: type = import_module("torch.nn.modules.conv")._ConvNd
+    return isinstance(module, convolution) and module.kernel_size[-1] > 1  # type: ignore[attr-defined]
 
 
 def _first_position(model: Any) -> int:

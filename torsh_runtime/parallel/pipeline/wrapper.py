@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module
@@ -30,6 +31,7 @@ from torsh_runtime.parallel.pipeline.giving import (
     single,
 )
 from torsh_runtime.parallel.pipeline.lanes import lanes_of
+from torsh_runtime.parallel.pipeline.losses import Judged
 from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
 from torsh_runtime.parallel.pipeline.planning import Plan, planned, wrapped
 from torsh_runtime.parallel.pipeline.replicas import data_group, unreduced
@@ -150,13 +152,15 @@ class PipelineParallel:
     def _make_executor(self, modules: Sequence[Module], checkpoint: bool) -> None:
         self._ahead: dict[Table, int] = {}
         self._fewer: dict[int, Table] = {}
+        self._has_agreed = set[bool]()
         lanes, placement, last = self._lanes, self.placement, len(modules) - 1
         self._autograd = autograd_of(self.module, None if lanes is None else lanes.like)
         is_whole = hasattr(modules[last], "counted")
         self._counted: Callable[[Any], float] | None = getattr(modules[last], "counted", None)
         loss_fn = own_loss if is_whole and self._loss_fn is None else self._loss_fn
+        self._judged = None if loss_fn is None else Judged(loss_fn, self._autograd)
         self._stages = {
-            n: Stage(n, m, self._autograd, loss_fn if n == last else None, checkpoint)
+            n: Stage(n, m, self._autograd, self._judged if n == last else None, checkpoint)
             for n, m in self.stages.items()
         }
         ends, is_own = (placement[0], placement[-1]), loss_fn is own_loss
@@ -397,7 +401,18 @@ class PipelineParallel:
             self._executor.run(table, work, (given.key, table.name), self._ahead[table])
         finally:
             self._executor.forget()
+        if purpose.has_losses and purpose.trains not in self._has_agreed:
+            self._has_agreed.add(purpose.trains)
+            self._agree_on_loss(self._everyone if purpose.trains else self.group)
         return weights
+
+    def _agree_on_loss(self, asked: ProcessGroup) -> None:
+        """Raise ConfigError on all ranks if the loss function is no mean, which one of them has
+        found out."""
+        problem = self._judged.problem if self._judged is not None else ""
+        agree(
+            asked, "the loss of PipelineParallel", problem=ConfigError(problem) if problem else None
+        )
 
     def _train(
         self,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from torsh_runtime.errors import ConfigError
@@ -48,12 +49,40 @@ class AnyLayer(Layer):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Call the module's own forward() with its shared parameters."""
-        shared = self._given()
+        is_outside = self._is_outside()
+        if is_outside:
+            self._check_whole()
+        shared = {} if is_outside else self._given()
         if regions.is_traced() and self._has_stand_in and [*shared] == [self]:
             forward: Any = type(self).theirs.forward  # type: ignore[attr-defined]
             return forward(StandIn(self, shared[self]), *inputs, **named)
         with replaced(shared) if shared else nullcontext():
             return super().forward(*inputs, **named)  # type: ignore[misc]
+
+    summed_in: str | None = None
+    """The module around it that computes a part of a sum."""
+    _was_outside = False
+
+    def _is_outside(self) -> bool:
+        """Return whether something else calls it than the module in which it is a part of a sum:
+        then all ranks use its parameters alike, and have whole gradients of them."""
+        if self.summed_in is None or self.summed_in in self.axis.enter.summing:
+            return False
+        if not regions.is_traced():
+            if torch._C._current_graph_task_id() != -1:  # a checkpoint calls it again
+                return self._was_outside
+            self._was_outside = True
+        return True
+
+    def _check_whole(self) -> None:
+        """Raise ConfigError if it has a part of a parameter, of which the one who calls it does not
+        know."""
+        if self.parameter_layouts:
+            raise ConfigError(
+                f"{self.where!r} was called by something else than {self.summed_in!r}, which is "
+                f"Summed(), and each rank has a part of its {', '.join(self.parameter_layouts)}: "
+                f"leave {self.summed_in!r} out of the plan"
+            )
 
     def _part(self, tensor: Any) -> Any:
         """Return this rank's part, along the entry's dimension, of a tensor that all ranks have."""
@@ -121,12 +150,23 @@ class SummedLayer(AnyLayer):
         """Call the module's own forward(), and sum its outputs over ranks."""
         dim = self.entry.sequence_dim
         inputs, named = self._all_in(inputs, named)
-        found = super().forward(*inputs, **named)
+        with self._summing():
+            found = super().forward(*inputs, **named)
         if regions.is_traced() or not self._is_known:
             self._check_rows()
         if dim is None:
             return _of_first(found, lambda each: regions.reduce(each, self.axis.group))
         return _of_first(found, lambda each: self._summed(each, dim))
+
+    @contextmanager
+    def _summing(self) -> Iterator[None]:
+        """Tell the modules below that they compute a part of a sum in this block."""
+        enter, around = self.axis.enter, self.axis.enter.summing
+        enter.summing = (*around, self.where)
+        try:
+            yield
+        finally:
+            enter.summing = around
 
     def _all_in(self, inputs: Any, named: Any) -> Any:
         """Return the arguments, which each rank may use in its own way."""

@@ -42,6 +42,7 @@ from torsh_runtime.parallel.tensor.plan import (
     Own,
     Row,
     Shared,
+    Summed,
     matched,
 )
 
@@ -133,7 +134,7 @@ class _Axes:
 
     def of(self, entry: Any) -> Axis:
         """Return the axis of an entry."""
-        is_of_experts = isinstance(entry, Own) and isinstance(entry.entry, Experts)
+        is_of_experts = isinstance(_around(entry), Experts)
         return self.experts if is_of_experts and self.experts is not None else self.tensor
 
 
@@ -282,9 +283,17 @@ def _carry_out(tasks: list[_Task], axis: Axis, same: Sequence[tuple[str, Tensor]
                 keep_part(parameter, layout, task.axis, path)
         task.module.__class__ = task.kind
         task.module.become(task.entry, task.axis, task.where, task.lie)
+    for summed in (task for task in tasks if isinstance(_around(task.entry), Summed)):
+        for task in tasks:
+            if task is not summed and f"{task.where}.".startswith(f"{summed.where}.".lstrip(".")):
+                task.module.summed_in = summed.module.where
     for name, parameter in same if axis.size > 1 else ():
         if id(parameter) not in done:
             framework_of(parameter).mark(parameter, Same(name, axis.group))
+
+
+def _around(entry: Any) -> Any:
+    return entry.entry if isinstance(entry, Own) else entry
 
 
 def _adapt_modules(model: Module, tasks: list[_Task], axes: _Axes) -> None:
@@ -292,14 +301,17 @@ def _adapt_modules(model: Module, tasks: list[_Task], axes: _Axes) -> None:
     modules: list[Any] = [module for _, module in model.named_modules()]
     if axes.tensor.size > 1:
         refuse_parts(modules, [task.entry for task in tasks])
+        layers_of(framework_of(model).name).watch_features(model, axes.tensor)
     is_cut = any(axis.size > 1 for axis in axes.used)
     if is_cut:
-        layers_of(framework_of(model).name).watch_adapters(model)
+        layers_of(framework_of(model).name).refuse_changes()
     for module in modules:
         if getattr(module, "use_nested_tensor", False):  # torch's encoder, for its own kernels
             module.use_nested_tensor = False
         if is_cut and callable(getattr(module, "save_pretrained", None)):
             module.save_pretrained = partial(_save_pretrained, module)
+        if is_cut and hasattr(module, "resize_token_embeddings"):
+            module.resize_token_embeddings = _refuse_resizing
         if hasattr(module, "note_parts"):  # of experts, which tokens may come to in parts
             module.note_parts(axes.tensor.group)
 
@@ -308,3 +320,11 @@ def _save_pretrained(module: Module, *given: Any, **named: Any) -> None:
     """Save the model as transformers does, although ranks have parts of it."""
     pretrained = import_module("torsh_runtime.checkpoint.pretrained")  # a floor above
     pretrained.save_pretrained_of(module, *given, **named)
+
+
+def _refuse_resizing(*_: Any, **__: Any) -> None:
+    """Raise ConfigError instead of resizing embeddings of which ranks have parts."""
+    raise ConfigError(
+        "resize_token_embeddings() was called on a model of which ranks have parts, and would take "
+        "this rank's part for the whole: resize first, and call tr.parallelize() then"
+    )

@@ -32,8 +32,25 @@ class GatheredInput:
         self._whole: Callable[[], Any] = _nothing
         self.drawing: list[ExitStack] = []
         """Blocks in which what is drawn is of this rank's own, until a Row layer sums."""
-        self.has_compared = False
-        """Whether ranks know that what came first is the same on all."""
+        self.summing: tuple[str, ...] = ()
+        """The modules that compute parts of sums now."""
+        self._first, self._calls, self._due = "", 0, 1
+
+    def may_compare(self, where: str) -> bool:
+        """Return whether this layer may be the one whose input ranks compare."""
+        return not self._first or self._first == where
+
+    def is_due(self, where: str) -> bool:
+        """Count a call of the layer. Return whether ranks compare its input: in the first, second,
+        fourth, eighth call and so on of the layer that is asked about first."""
+        if not self.may_compare(where):
+            return False
+        self._first = where
+        self._calls += 1
+        if self._calls < self._due:
+            return False
+        self._due *= 2
+        return True
 
     def __call__(self, tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Any:
         """Return what each rank may use in its own way: the tensor, or, with a sequence_dim, all

@@ -34,8 +34,12 @@ class Kit(Protocol):
     def is_around(self, module: Any, entry: Entry) -> bool:
         """Return whether an entry is carried out around the module's own forward()."""
 
-    def watch_adapters(self, model: Any) -> None:
-        """Make the model refuse adapters that layers are given after they were cut."""
+    def refuse_changes(self) -> None:
+        """Make modules refuse to have layers and parameters replaced that have been cut."""
+
+    def watch_features(self, model: Any, axis: Axis) -> None:
+        """Make the model refuse, in its first forward pass, to mix features that are on different
+        ranks."""
 
     def count_all_tokens(self, model: Module, axis: Axis) -> None:
         """Let the model's losses of the balance of experts count the tokens of all ranks."""

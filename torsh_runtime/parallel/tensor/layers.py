@@ -192,10 +192,10 @@ class Layer:
         return self.axis.enter(tensor, self.axis.group, sequence_dim)
 
     def _compare_first(self, tensor: Tensor) -> None:
-        """Compare the first input of the axis's layers between ranks, if it is data. Raises
-        ConfigError on all of them if it differs."""
-        is_traced = regions.is_traced()  # a graph finds out when it runs
-        if self.axis.size == 1 or (not is_traced and self.axis.enter.has_compared):
+        """Compare the input of the axis's first layer between ranks, if it is data, now and then.
+        Raises ConfigError on all of them if it differs."""
+        is_traced, enter = regions.is_traced(), self.axis.enter  # a graph finds out when it runs
+        if self.axis.size == 1 or (not is_traced and not enter.may_compare(self.where)):
             return
         is_data = "int" in str(getattr(tensor, "dtype", "a list of int"))
         if not is_data:
@@ -203,8 +203,8 @@ class Layer:
             if not is_recorded(parameter):
                 return  # what has been computed cannot be told from data
             is_data = not tensor.requires_grad
-        if not is_traced:
-            self.axis.enter.has_compared = True
+        if not is_traced and not enter.is_due(self.where):
+            return
         if is_data:
             self.compare(tensor, self.axis, self.where)
 

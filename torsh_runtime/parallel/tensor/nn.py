@@ -147,8 +147,12 @@ LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {
 BLOCKS = (nn.TransformerBlock,)
 
 
-def watch_adapters(model: Any) -> None:
-    """Do nothing: libraries of adapters are for models of torch."""
+def refuse_changes() -> None:
+    """Do nothing: libraries that change layers are for models of torch."""
+
+
+def watch_features(model: Any, axis: Axis) -> None:
+    """Do nothing: what nn's functions compute cannot be computed once more beside it."""
 
 
 def count_all_tokens(model: Module, axis: Axis) -> None:

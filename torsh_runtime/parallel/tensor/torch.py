@@ -28,8 +28,10 @@ from torsh_runtime.parallel.tensor import (
 from torsh_runtime.parallel.tensor.attention import heads_first, joined
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.balance import count_all_tokens as count_all_tokens
+from torsh_runtime.parallel.tensor.changes import refuse_changes as refuse_changes
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
+from torsh_runtime.parallel.tensor.mixing import watch_features as watch_features
 from torsh_runtime.parallel.tensor.parts import Layouts, mark_part
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
@@ -364,23 +366,3 @@ _OF_ANY = {
     Experts: ExpertsOfAny,
 }
 BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-
-
-def watch_adapters(model: Any) -> None:
-    """Make the model's first call raise ConfigError if layers have been given adapters since
-    they were cut, because those would know nothing of parts."""
-
-    def check(module: Any, inputs: Any) -> None:
-        if torch.compiler.is_compiling():
-            return
-        handle.remove()
-        for name, each in module.named_modules():
-            base = each._modules.get("base_layer")
-            if isinstance(base, layers.Layer) and not base.where.endswith("base_layer"):
-                raise ConfigError(
-                    f"{name!r} has adapters that it was given when it was cut already, and these "
-                    f"know nothing of parts: add them first, as by get_peft_model(), and call "
-                    f"tr.parallelize() then"
-                )
-
-    handle = model.register_forward_pre_hook(check)

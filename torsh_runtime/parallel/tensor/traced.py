@@ -70,7 +70,8 @@ def entered(tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Te
 def compare(tensor: Tensor, axis: Axis, where: str) -> None:
     """Compare the tensor between ranks for Layer._compare_first(), within a graph too."""
     if not is_traced():
-        check_same_input(tensor.detach(), axis, where)
+        if not (tensor.is_cuda and torch.cuda.is_current_stream_capturing()):
+            check_same_input(tensor.detach(), axis, where)
         return
     if tensor.dtype.is_floating_point:
         where = "a layer"  # graphs are one for all layers of a class
@@ -79,8 +80,7 @@ def compare(tensor: Tensor, axis: Axis, where: str) -> None:
 
 def _compare(tensor: Tensor, entrance: str, group: str, name: str, where: str) -> None:
     enter: GatheredInput = own_keys().named(entrance)
-    if not enter.has_compared:
-        enter.has_compared = True
+    if enter.is_due(where):
         compare(tensor, Axis(name, own_keys().named(group), enter), where)
 
 

@@ -26,6 +26,7 @@ from torsh_runtime.parallel.pipeline import batches
 from torsh_runtime.parallel.pipeline.wrapper import AXIS
 from torsh_runtime.parallel.streams import random_stream
 from torsh_runtime.parallel.tensor import parallelize
+from torsh_runtime.parallel.tensor.watching import unwatched
 from torsh_runtime.parallel.verification.comparison import Comparison, Norm, elements, parts_of
 from torsh_runtime.parallel.verification.difference import Verification, judged, tolerance_of
 from torsh_runtime.parallel.verification.placing import Place, Share, share_of
@@ -193,14 +194,15 @@ class Runs:
             found.backward()
             return None if loss is None else float(found.item())
 
-        with self._alike(self._spread.module):
+        with self._alike(self._spread.module), unwatched():
             return record(self._spread.watched(), run)
 
     def forward(self) -> object:
         """Call the spread model without recording."""
-        if self._spread.pipeline:
-            return self._spread.pipeline.forward(self.rows)
-        return self._spread.made(*self.rows)
+        with unwatched():
+            if self._spread.pipeline:
+                return self._spread.pipeline.forward(self.rows)
+            return self._spread.made(*self.rows)
 
     def _alike(self, model: Any) -> AbstractContextManager[None]:
         """Let both models draw the same random numbers within the block, or none.
