@@ -51,6 +51,9 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
     meta = shown("docs/sharded-data-parallel.md", "# meta.py")
     page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 in_place.py")
     assert worker_lines(output(torshrun, in_place)) == worker_lines(page)
+    if hasattr(importlib.import_module("torch").optim, "Muon"):
+        muon = output(torshrun, shown("docs/sharded-data-parallel.md", "# muon.py"))
+        assert max(map(float, re.findall(r"loss ([\d.]+)", muon))) < 0.5
     out = output(torshrun, script)
     page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 train.py")
     assert worker_lines(out) == worker_lines(page)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.blocks import shown
 from support.hosts import needs_hosts, plugged
 from support.localhost import skip_unless_torchrun_starts
 from support.process_worlds import NotHereError, environ, mpiexec
@@ -67,8 +68,7 @@ def test_mpiexec(name: str, script: Path) -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", MPI)
 def test_the_script_of_the_guide_to_mpirun(name: str, script: Path) -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "mpirun.md").read_text()
-    script.write_text(guide.split("```python\n")[1].split("```")[0])
+    script.write_text(shown("docs/mpirun.md", "# train.py"))
     expected = [f"rank {rank} of 3: [6. 6. 6.]" for rank in range(3)]
     assert sorted(lines([*launcher(name), sys.executable, str(script)])) == expected
 

@@ -21,7 +21,7 @@ _ASKED = "_torsh_asked"
 
 
 def watch_clipping() -> None:
-    """Correct torch's clip_grad_norm_ from now on, also where programs have imported it."""
+    """Change torch's clip_grad_norm_ from now on, also where programs have imported it."""
     torch_clip: Any = clip_grad
     torch_clip._get_total_norm = _noting(torch_clip._get_total_norm)
     torch_clip._clip_grads_with_norm_ = _clipping(torch_clip._clip_grads_with_norm_)
