@@ -57,7 +57,7 @@ def test_sharded_data_parallelism(torshrun: Launcher) -> None:
     out = output(torshrun, script)
     page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 train.py")
     assert worker_lines(out) == worker_lines(page)
-    losses = re.findall(r"rank \d: loss ([\d.]+), 0.50 of the parameters", out)
+    losses = re.findall(r"rank \d: loss ([\d.]+), 0\.[45]\d of the parameters", out)
     assert max(map(float, losses)) < 0.5
     assert (torshrun.folder / "model.pt").exists()
     losses = re.findall(
@@ -452,4 +452,4 @@ def test_deepspeed(torshrun: Launcher) -> None:
     losses = re.findall(told, out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
-    assert output(torshrun, config).count("128 samples a step, 0.50") == 2
+    assert len(re.findall(r"128 samples a step, 0\.[45]\d", output(torshrun, config))) == 2
