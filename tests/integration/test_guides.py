@@ -6,13 +6,18 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.forked_scripts import printed
 from support.launcher import Launcher
 
 DOCS = Path(__file__).parents[2] / "docs"
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+needs_transformers = pytest.mark.skipif(
+    not importlib.util.find_spec("transformers"), reason="needs transformers"
+)
 
 
 def snippets(guide: str) -> list[str]:
@@ -25,14 +30,44 @@ def snippet(guide: str, name: str) -> str:
     return found
 
 
-def output(torshrun: Launcher, script: str, within: float = 30) -> str:
-    """What two ranks print, by the command in the script's first line."""
+def words_of(script: str) -> list[str]:
+    """The words of the command in the script's first line."""
     words = script.partition("\n")[0].split()
     assert words[:3] == ["#", f"{words[-1]}:", "torshrun"]
+    return words
+
+
+def output(torshrun: Launcher, script: str, within: float = 30) -> str:
+    """What two ranks print, by the command in the script's first line."""
+    words = words_of(script)
     (torshrun.folder / words[-1]).write_text(script)
     code, out, err = torshrun.run(*words[3:], within=within)
     assert code == 0, err
     return out
+
+
+Output = Callable[[str], str]
+
+
+@pytest.fixture
+def outputs(torshrun: Launcher, request: pytest.FixtureRequest) -> Output:
+    """What the ranks of a script for torch print. They are forked, since loading torch takes most of
+    the time; with --soak torshrun starts them.
+    """
+    if request.config.getoption("--soak"):
+        keep_inductor_inside(torshrun)
+        return lambda script: output(torshrun, script, within=120)
+
+    def by_forked_ranks(script: str) -> str:
+        *_, option, ranks, name = words_of(script)
+        assert option == "--nproc-per-node"
+        path = torshrun.folder / name
+        path.write_text(script)
+        uses_transformers = re.search(r"^(import|from) transformers", script, re.MULTILINE)
+        loads = ["support.lean_transformers"] if uses_transformers else []
+        return printed(path, int(ranks), loads)
+
+    return by_forked_ranks
 
 
 def keep_inductor_inside(torshrun: Launcher) -> None:
@@ -52,41 +87,38 @@ def test_data_parallelism(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_sharded_data_parallelism(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_sharded_data_parallelism(torshrun: Launcher, outputs: Output) -> None:
     script, mixed, meta = snippets("sharded-data-parallel.md")
-    out = output(torshrun, script)
+    out = outputs(script)
     losses = re.findall(r"rank \d: loss ([\d.]+), 0.50 of the parameters", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
     assert (torshrun.folder / "model.pt").exists()
     losses = re.findall(
-        r"rank \d: loss ([\d.]+), parameters are torch.float32", output(torshrun, mixed)
+        r"rank \d: loss ([\d.]+), parameters are torch.float32", outputs(mixed)
     )
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
-    assert output(torshrun, meta).count("4008000 bytes of parameters here, 4008000 elsewhere") == 2
+    assert outputs(meta).count("4008000 bytes of parameters here, 4008000 elsewhere") == 2
 
 
 @pytest.mark.torch
 @needs_torch
-def test_context_parallelism(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_context_parallelism(outputs: Output) -> None:
     script, _ = snippets("context-parallel.md")
-    losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", output(torshrun, script))
+    losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", outputs(script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
 
 
 @pytest.mark.torch
 @needs_torch
-def test_context_parallelism_of_transformers(torshrun: Launcher) -> None:
-    pytest.importorskip("transformers")
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_context_parallelism_of_transformers(outputs: Output) -> None:
     _, script = snippets("context-parallel.md")
     # which transformers loads, and which may be built for another torch
     without = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'
-    out = output(torshrun, script.replace("import torch\n", without, 1))
+    out = outputs(script.replace("import torch\n", without, 1))
     losses = re.findall(r"rank \d: loss ([\d.]+) of 32 tokens", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
@@ -105,20 +137,18 @@ def test_experts(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_experts_with_routers(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
-    out = output(torshrun, snippet("experts.md", "router.py"))
+def test_experts_with_routers(outputs: Output) -> None:
+    out = outputs(snippet("experts.md", "router.py"))
     assert len(re.findall(r"rank \d: \(8, 16\)", out)) == 2
 
 
 @pytest.mark.torch
 @needs_torch
-@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
-def test_experts_of_transformers(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_experts_of_transformers(outputs: Output) -> None:
     command, _, rest = snippet("experts.md", "mixtral.py").partition("\n")
     absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
-    out = output(torshrun, f"{command}\n{absent}\n{rest}", within=120)
+    out = outputs(f"{command}\n{absent}\n{rest}")
     losses = re.findall(r"rank \d: loss ([\d.]+), 2 of 4 experts", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 4.5
@@ -226,13 +256,12 @@ def test_compression(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_pipeline_parallelism(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_pipeline_parallelism(torshrun: Launcher, outputs: Output) -> None:
     script, _, parts, pure = snippets("pipeline-parallel.md")
-    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
+    losses = re.findall(r"rank \d: loss ([\d.]+)", outputs(script))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.1
-    assert len({*re.findall(r"rank \d: (loss [\d.]+)", output(torshrun, parts))}) == 1
+    assert len({*re.findall(r"rank \d: (loss [\d.]+)", outputs(parts))}) == 1
     command = [sys.executable, "-c", pure]
     done = subprocess.run(command, cwd=torshrun.folder, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("17.0 0.29"), done.stderr
@@ -240,13 +269,12 @@ def test_pipeline_parallelism(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_pipelines_of_whole_models(torshrun: Launcher) -> None:
-    pytest.importorskip("transformers")
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_pipelines_of_whole_models(outputs: Output) -> None:
     script = snippet("pipeline-parallel.md", "whole.py")
     # which transformers loads, and which may be built for another torch
     without = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'
-    out = output(torshrun, script.replace("import torch\n", without, 1), within=120)
+    out = outputs(script.replace("import torch\n", without, 1))
     losses = re.findall(r"rank \d: (loss [\d.]+, [\d.]+)", out)
     assert len(losses) == 2
     assert len({*losses}) == 1
@@ -255,15 +283,14 @@ def test_pipelines_of_whole_models(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_tensor_parallelism(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_tensor_parallelism(outputs: Output) -> None:
     names = ("train.py", "large.py")
     script, large = (snippet("tensor-parallel.md", name) for name in names)
-    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", output(torshrun, script))
+    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", outputs(script))
     assert len(found) == 2
     assert len({loss for loss, _ in found}) == 1
     assert sorted(int(rows) for _, rows in found) == [50, 51]
-    assert len(re.findall(r"rank \d: 16576 parameters", output(torshrun, large))) == 2
+    assert len(re.findall(r"rank \d: 16576 parameters", outputs(large))) == 2
 
 
 @pytest.mark.torch
@@ -279,42 +306,38 @@ def test_tensor_parallelism_with_a_compiler(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
-def test_tensor_parallelism_of_transformers(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_tensor_parallelism_of_transformers(outputs: Output) -> None:
     for name in ("llama.py", "auto.py"):
         command, _, rest = snippet("tensor-parallel.md", name).partition("\n")
         absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
-        said = re.findall(r"rank \d: (loss .*)", output(torshrun, f"{command}\n{absent}\n{rest}"))
+        said = re.findall(r"rank \d: (loss .*)", outputs(f"{command}\n{absent}\n{rest}"))
         assert len(said) == 2
         assert len({*said}) == 1
 
 
 @pytest.mark.torch
 @needs_torch
-@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
-def test_models_to_files_and_back(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_models_to_files_and_back(outputs: Output) -> None:
     command, _, rest = snippet("tensor-parallel.md", "files.py").partition("\n")
     absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
-    said = output(torshrun, f"{command}\n{absent}\n{rest}", within=90)
+    said = outputs(f"{command}\n{absent}\n{rest}")
     assert "82752 parameters" in said
 
 
 @pytest.mark.torch
 @needs_torch
-def test_verification(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_verification(outputs: Output) -> None:
     for script in snippets("verification.md"):
-        assert "values are those of one process" in output(torshrun, script)
+        assert "values are those of one process" in outputs(script)
 
 
 @pytest.mark.torch
 @needs_torch
-def test_scaled_losses(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_scaled_losses(outputs: Output) -> None:
     (script,) = (each for each in snippets("mesh.md") if each.startswith("# scaled.py"))
-    said = re.findall(r"rank \d: (loss [\d.]+, scale 65536)", output(torshrun, script))
+    said = re.findall(r"rank \d: (loss [\d.]+, scale 65536)", outputs(script))
     assert len(said) == 4
     assert len({*said}) == 1
 
@@ -356,12 +379,11 @@ def test_programs_for_horovod(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_deepspeed(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_deepspeed(outputs: Output) -> None:
     engine, config = snippets("deepspeed.md")
-    out = output(torshrun, engine)
+    out = outputs(engine)
     told = r"rank \d: loss ([\d.]+), {'batch': 199} from checkpoints/global_step100"
     losses = re.findall(told, out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
-    assert output(torshrun, config).count("128 samples a step, 0.50") == 2
+    assert outputs(config).count("128 samples a step, 0.50") == 2
