@@ -118,7 +118,8 @@ def times(options: argparse.Namespace) -> list[Check]:
         ratios = {name: _ratio(took["ours"], took[name]) for name in took if name != "ours"}
         cells = [f"{1e3 * median(each):.1f}" for each in took.values()]
         rows.append([schedule, *cells, *(f"{each:.3f}" for each in ratios.values())])
-        checks.append(Check(f"{schedule} / torch", ratios["torch"], _LIMITS[schedule], True, "times"))
+        limit = _LIMITS[schedule]
+        checks.append(Check(f"{schedule} / torch", ratios["torch"], limit, True, "times"))
     header = ["step", *(f"{name} ms" for name in found)]
     header += [f"ours / {name}" for name in found if name != "ours"]
     print(f"\nms of a step of {options.microbatches} microbatches")

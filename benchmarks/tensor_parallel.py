@@ -56,8 +56,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def contenders(here: bool, quick: bool = False) -> list[Peer]:
-    """Return ours, torch's untuned and, unless `quick`, tuned, and those without communication, tuned
-    like ours.
+    """Return ours, torch's untuned and tuned, and those without communication, tuned like ours.
+
+    The tuned one of torch is left out if `quick`.
     """
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     tuned = {**base.env, **TUNED}

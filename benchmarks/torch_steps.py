@@ -115,8 +115,7 @@ def _models(text: str) -> tuple[str, ...]:
 
 
 def contenders(here: bool, quick: bool = False) -> list[Peer]:
-    """Return torsh, Gloo and no communication; the last two also tuned. If `quick`, only torsh and
-    Gloo.
+    """Return torsh, Gloo and no communication; the last two also tuned. `quick`: torsh and Gloo.
 
     They differ only in their environment.
     """

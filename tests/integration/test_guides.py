@@ -51,8 +51,8 @@ Output = Callable[[str], str]
 
 @pytest.fixture
 def outputs(torshrun: Launcher, request: pytest.FixtureRequest) -> Output:
-    """What the ranks of a script for torch print. They are forked, since loading torch takes most of
-    the time; with --soak torshrun starts them.
+    """Runs a script for torch, and returns what its ranks print. They are forked, since loading
+    torch takes most of the time; with --soak torshrun starts them.
     """
     if request.config.getoption("--soak"):
         keep_inductor_inside(torshrun)
@@ -94,9 +94,7 @@ def test_sharded_data_parallelism(torshrun: Launcher, outputs: Output) -> None:
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
     assert (torshrun.folder / "model.pt").exists()
-    losses = re.findall(
-        r"rank \d: loss ([\d.]+), parameters are torch.float32", outputs(mixed)
-    )
+    losses = re.findall(r"rank \d: loss ([\d.]+), parameters are torch.float32", outputs(mixed))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
     assert outputs(meta).count("4008000 bytes of parameters here, 4008000 elsewhere") == 2
