@@ -358,10 +358,10 @@ def test_a_mesh(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_programs_for_horovod(torshrun: Launcher) -> None:
+def test_programs_for_horovod(torshrun: Launcher, outputs: Output) -> None:
     keep_inductor_inside(torshrun)
     train, elastic, settings = snippets("horovod.md")
-    losses = re.findall(r"rank \d of 2: loss ([\d.]+)", output(torshrun, train))
+    losses = re.findall(r"rank \d of 2: loss ([\d.]+)", outputs(train))
     assert len({*losses}) == 1
     assert float(losses[0]) < 1.0
     (torshrun.folder / "elastic.py").write_text(elastic)
@@ -372,7 +372,7 @@ def test_programs_for_horovod(torshrun: Launcher) -> None:
     losses = re.findall(r"rank \d: loss ([\d.]+) after 60 steps", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
-    assert output(torshrun, settings).count("of 1000 gradients came") == 2
+    assert outputs(settings).count("of 1000 gradients came") == 2
 
 
 @pytest.mark.torch
