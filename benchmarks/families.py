@@ -119,38 +119,44 @@ def page(cells: Mapping[tuple[str, str], str]) -> str:
 _REASONS = "## Refused"
 _HEADER = """# Models of transformers
 
-Made by `python benchmarks/families.py --write`: small models of each family, trained for 10 steps
-of AdamW with clipping, in float64, whole in one process and spread over ranks.
+This table says which models of transformers were trained with which kinds of parallelism, and
+whether the results were right. Small models of each family were trained for 10 steps of AdamW with
+clipping, in float64, whole in one process and spread over ranks.
+`python benchmarks/families.py --write` makes the page.
 """
 _LISTS = "models of experts"
 _OWN = "GPT-2, OPT, ModernBERT"
 _FOOTER = f"""
-- **{RIGHT}**: losses, norms of gradients and parameters are those of one process, to 1e-9; and so
-  are the tokens that it generates with a cache: the likeliest ones, drawn ones and those of beams.
+- **{RIGHT}**: losses, norms of gradients and parameters are those of one process, to 1e-9. So are
+  the tokens that the model generates with a cache: the likeliest, drawn ones and those of beams.
 - **{REFUSED}**: a ConfigError on all ranks, before the first step.
-- **{SENSELESS}**: there is no such thing, as of texts out of a model that writes none.
+- **{SENSELESS}**: does not apply, such as generating text with a model that writes none.
 - **{NOT_TRIED}**: nothing is known.
 
-TP is `tr.parallelize(model, mesh, "auto")`, and with SP ranks have parts of the sequence between
-layers: see [tensor parallelism](tensor-parallel.md#models-of-transformers); "compile" is TP with
-the model in graphs of torch.compile, in which DeepSeek V2 computes rotations in float32, also in
-one process, and comes out right to 1e-7. PP is
-`tr.PipelineParallel(model, …)` with the model's own loss ([pipelines](pipeline-parallel.md)), CP
-`tr.context_model` and `tr.context_batch` ([context parallelism](context-parallel.md)). TP × PP × DP
-is two stages of two parts of layers, each with two replicas. EP is `tr.parallelize(model, mesh,
-"auto")` with an axis "ep": whole experts on ranks with batches of their own
-([experts](experts.md#models-of-transformers)). save_pretrained trains a model that is cut, in
-float32, and writes it: one process and `tr.from_pretrained()` read the same bits
-([to files and back](tensor-parallel.md#to-files-and-back)). DDP and FSDP, of layers as units, are
-compared with one process that takes the mean of the losses of both ranks' batches: a loss that
-compares rows of a batch, as CLIP's does, is not that of the whole batch. Checkpointing
-(`model.gradient_checkpointing_enable()`) and LoRA (peft's, of attentions, before
-`tr.parallelize` or FSDP) are right if they are so beneath FSDP and beneath TP.
+| Column | What was done |
+| --- | --- |
+| DDP, FSDP | each layer is a unit; compared with the mean of both ranks' losses in one process |
+| TP, TP + SP | `tr.parallelize(model, mesh, "auto")`; with SP, [parts of sequences][sp] |
+| PP | `tr.PipelineParallel(model, …)` with [the model's own loss](pipeline-parallel.md) |
+| CP | `tr.context_model`, `tr.context_batch` ([context parallelism](context-parallel.md)) |
+| EP | `tr.parallelize` with an axis "ep": [whole experts on ranks with their own batches][ep] |
+| TP × PP × DP | two stages, each cut into two parts, each with two replicas |
+| compile | TP in graphs of torch.compile |
+| checkpointing | `model.gradient_checkpointing_enable()` with FSDP and with TP |
+| LoRA | peft's, of attentions, before `tr.parallelize` or FSDP; with FSDP and with TP |
+| save_pretrained | a cut model in float32; one process and [ranks][files] read the same bits |
+
+- DDP and FSDP: a loss that compares rows of a batch, as CLIP's, is not that of the whole batch.
+- compile: DeepSeek V2 computes rotations in float32, also in one process, and is right to 1e-7.
+
+[sp]: tensor-parallel.md#models-of-transformers
+[ep]: experts.md#models-of-transformers
+[files]: tensor-parallel.md#to-files-and-back
 
 ## Versions of transformers
 
 `scripts/transformers-versions` runs some columns with other versions. All have the numbers of one
-process, or a refusal by name; beside what is refused above, these are refused:
+process, or are refused by name. Besides what is refused above, these are refused:
 
 | Version | Families | TP 2, generate | TP + SP 2 | PP 1f1b | CP |
 | --- | --- | --- | --- | --- | --- |
@@ -159,11 +165,11 @@ process, or a refusal by name; beside what is refused above, these are refused:
 | 4.57.6 | 27 | Mamba | Mamba, ViT, {_LISTS} | DeepSeek V3 | {_OWN}, BERT, RoBERTa, Qwen-MoE |
 | 5.0.0 | 27 | Mamba | Mamba, ViT, Qwen-MoE, DeepSeek V2 | none | {_OWN} |
 
-Experts are a list of modules up to 4.57.
-Mamba counts its features by an attribute there. DeepSeek V3 adds up its experts' outputs in
-float32, so that no example of a model in float64 can be made: pass `example=`. Up to 4.53 models
-have no `set_attn_implementation()`. Gemma 2 on parts of sequences comes out right to 5e-9 in 4.57
-and 5.0.
+- Up to 4.57 experts are a list of modules, and Mamba counts its features by an attribute.
+- Up to 4.57 DeepSeek V3 adds up its experts' outputs in float32. So no example of a model in
+  float64 can be made: pass `example=`.
+- Up to 4.53 models have no `set_attn_implementation()`.
+- Gemma 2 on parts of sequences is right to 5e-9 in 4.57 and 5.0.
 """
 
 

@@ -1,8 +1,8 @@
 """Builds the documentation's site; see scripts/docs, which has what this needs.
 
-The pages are those of docs/, with two differences. Links to files of the repository outside docs/
-lead to copies of them, and the reference pages are made here of torsh_runtime's table of public
-names, so that none can be missing.
+The pages are those of docs/, with three differences. Links to files of the repository outside docs/
+lead to copies of them. Code in tables has no backslashes before |. The reference pages are made
+here of torsh_runtime's table of public names, so that none can be missing.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Site:
         shutil.copytree(ROOT / "docs", self._source, ignore=left_out)
         for page in [*self._source.rglob("*.md")]:
             origin = ROOT / "docs" / page.relative_to(self._source)
-            page.write_text(self._linked(page.read_text(), origin, page))
+            page.write_text(self._linked(without_escapes(page.read_text()), origin, page))
         (self._source / "reference").mkdir()
         for name, text in reference_pages():
             (self._source / "reference" / f"{name}.md").write_text(text)
@@ -137,6 +137,18 @@ class Site:
         return copy
 
 
+def without_escapes(text: str) -> str:
+    r"""Return the text with | for \| in the code of tables.
+
+    GitHub needs the backslash there; the generator shows it.
+    """
+
+    def bare(row: re.Match[str]) -> str:
+        return re.sub(r"`[^`]*`", lambda code: code[0].replace(r"\|", "|"), row[0])
+
+    return re.sub(r"^\|.*$", bare, text, flags=re.MULTILINE)
+
+
 def imported(path: Path) -> Iterator[tuple[str, str]]:
     """Give each name that the file imports from torsh_runtime with the module that has it."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -148,7 +160,7 @@ def imported(path: Path) -> Iterator[tuple[str, str]]:
 def package_names(package: str) -> list[str]:
     """Return the public names of a public package, sorted."""
     names = {name for name, _ in imported(PACKAGE / package / "__init__.py")}
-    return sorted(name for name in names if not name.startswith("_"))
+    return sorted((name for name in names if not name.startswith("_")), key=str.lower)
 
 
 def public_names() -> Iterator[tuple[str, str]]:
@@ -178,7 +190,8 @@ def reference_pages() -> Iterator[tuple[str, str]]:
         names[page_of(module)].append(name)
     yield "index", index_of(names)
     for page, (title, _) in REFERENCE.items():
-        entries = "\n\n".join(f"::: torsh_runtime.{name}" for name in sorted(names[page]))
+        listed = sorted(names[page], key=str.lower)
+        entries = "\n\n".join(f"::: torsh_runtime.{name}" for name in listed)
         yield page, f"# {title}\n\n{entries}\n"
     for package in PACKAGES:
         parts = "\n\n".join(
@@ -197,7 +210,8 @@ def index_of(names: dict[str, list[str]]) -> str:
         "",
     ]
     for page, (title, _) in REFERENCE.items():
-        links = [f"[`{name}`]({page}.md#torsh_runtime.{name})" for name in sorted(names[page])]
+        listed = sorted(names[page], key=str.lower)
+        links = [f"[`{name}`]({page}.md#torsh_runtime.{name})" for name in listed]
         lines += [f"## {title}", "", ", ".join(links), ""]
     lines += ["## Subpackages", ""]
     lines += [f"- [`torsh_runtime.{each}`]({each}.md)" for each in PACKAGES]

@@ -239,8 +239,8 @@ SCHEMA: Mapping[str, Kind] = {
         },
     ),
     "worker_failed": Kind(
-        "The round that has ended failed, and this worker's end is what counts of this node: that "
-        "of the root cause, if that is a worker of this node that failed.",
+        "The round has failed. Of this node's workers, the report names this one: the root cause "
+        "of the failure, if that ran here.",
         {
             "rank": _RANK,
             "host": Fact("text", "Name of its node."),
@@ -301,7 +301,8 @@ SCHEMA: Mapping[str, Kind] = {
         },
     ),
     "output_lost": Kind(
-        "Nobody takes what workers write to torshrun's stdout or stderr any more. The job goes on.",
+        "torshrun's stdout or stderr cannot be written any more. What workers write there is lost; "
+        "the job continues.",
         {
             "stream": Fact("text", "Which of them.", ("stdout", "stderr")),
             "reason": Fact("text", "Why, in the system's words."),

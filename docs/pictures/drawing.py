@@ -19,11 +19,13 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans",
 .bold { font-weight: 600 }
 .small { font-size: 13px }
 .tiny { font-size: 12px }
+.plot { font-size: 21px }
 .muted { fill: #596273 }
 .card { fill: #ffffff; stroke: #d3d8df }
 .ground { fill: #ffffff }
 .line { fill: none; stroke: #7b8594; stroke-width: 1.5 }
 .dashed { stroke-dasharray: 5 4 }
+.grid { fill: none; stroke: #d3d8df }
 .head { fill: #7b8594 }
 .plain { fill: #f1f3f6; stroke: #a9b1bd }
 .blue { fill: #dce9f9; stroke: #2f6fb5 }
@@ -31,6 +33,7 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans",
 .empty { fill: none; stroke: #a9b1bd }
 .blue-line { fill: none; stroke: #2f6fb5; stroke-width: 1.5 }
 .orange-line { fill: none; stroke: #c0591c; stroke-width: 1.5 }
+.thick { stroke-width: 3.5 }
 .blue-head, .blue-text { fill: #2a65a6 }
 .orange-head, .orange-text { fill: #ab4c14 }
 @media (prefers-color-scheme: dark) {
@@ -40,6 +43,7 @@ text { fill: #e7eaee }
 .ground { fill: #1d222a }
 .line { stroke: #8b95a4 }
 .head { fill: #8b95a4 }
+.grid { stroke: #3a424e }
 .plain { fill: #2b323c; stroke: #687282 }
 .blue { fill: #1f3d60; stroke: #74aeee }
 .orange { fill: #5b3317; stroke: #f0a36b }
@@ -119,9 +123,9 @@ class Picture:
         path = " ".join(f"{a:g},{b:g}" for a, b in corners)
         self._add(f'<polygon points="{path}" class="{prefix}head"/>', y)
 
-    def dot(self, x: float, y: float, style: str) -> None:
-        """Draw a dot where a line begins."""
-        self._add(f'<circle cx="{x:g}" cy="{y:g}" r="3.5" class="{style}"/>', y)
+    def dot(self, x: float, y: float, style: str, radius: float = 3.5) -> None:
+        """Draw a dot, as where a line begins."""
+        self._add(f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" class="{style}"/>', y)
 
     def lane(
         self, y: float, name: str, spans: Sequence[tuple[float, float, str, str]], height: float

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pictures
+import plots
 from report import report
 from schedules import schedules
 
@@ -19,6 +20,10 @@ ALL = (
     pictures.sharding,
     schedules,
     report,
+    plots.all_reduce,
+    plots.network,
+    plots.steps,
+    plots.launch,
 )
 
 

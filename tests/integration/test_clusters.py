@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.blocks import shown
 from support.hosts import needs_hosts, plugged
 from support.launcher import Launcher
 from support.nodes import Node
@@ -303,15 +304,21 @@ def test_who_makes_room_after_a_notice_is_to_be_resumed(torshrun: Launcher) -> N
     assert "failed" not in err
 
 
-@pytest.mark.parametrize(("scheduler", "name"), [("PBS", "pbsdsh"), ("LSF", "blaunch")])
-def test_the_guides_scripts_train(scheduler: str, name: str, torshrun: Launcher) -> None:
-    guide = (ROOT / "docs/clusters.md").read_text().split(f"## {scheduler}\n")[1]
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (shown("docs/clusters.md", "#!/bin/bash\n#PBS"), "pbsdsh"),
+        (shown("docs/clusters.md", "#!/bin/bash\n#BSUB"), "blaunch"),
+    ],
+    ids=["PBS", "LSF"],
+)
+def test_the_guides_scripts_train(text: str, name: str, torshrun: Launcher) -> None:
     script = torshrun.folder / "job.sh"
-    script.write_text(guide.split("```sh\n")[1].split("```")[0])
+    script.write_text(text)
     tools = torshrun.folder / "bin"
     stand_in(name, tools)
     (torshrun.folder / "examples").symlink_to(ROOT / "examples")
-    given = pbs(torshrun)[0] if scheduler == "PBS" else {**LSF, "LSB_JOBID": str(os.getpid())}
+    given = pbs(torshrun)[0] if name == "pbsdsh" else {**LSF, "LSB_JOBID": str(os.getpid())}
     path = f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     here = {"HOME": str(torshrun.folder), "PBS_O_WORKDIR": str(torshrun.folder), "PATH": path}
     done = subprocess.run(
@@ -329,18 +336,21 @@ def test_the_guides_scripts_train(scheduler: str, name: str, torshrun: Launcher)
 
 
 @pytest.mark.parametrize(
-    ("heading", "lines", "orchestrator"),
-    [("SkyPilot", "run", skypilot), ("dstack", "commands", dstack)],
+    ("text", "lines", "orchestrator"),
+    [
+        (shown("docs/clusters.md", "# train.yaml"), "run", skypilot),
+        (shown("docs/clusters.md", "# .dstack.yml"), "commands", dstack),
+    ],
+    ids=["SkyPilot", "dstack"],
 )
 def test_the_guides_tasks_train(
-    heading: str,
+    text: str,
     lines: str,
     orchestrator: Callable[[Launcher], list[dict[str, str]]],
     torshrun: Launcher,
 ) -> None:
     """Their commands run on each node, with the variables that the orchestrator sets there."""
-    guide = (ROOT / "docs/clusters.md").read_text().split(f"## {heading}\n")[1]
-    task = yaml.safe_load(guide.split("```yaml\n")[1].split("```")[0])
+    task = yaml.safe_load(text)
     script = task[lines] if isinstance(task[lines], str) else "\n".join(task[lines])
     script = script.replace("--epochs 20", "--epochs 3")
     assert "TORSH_SECRET" in (task.get("secrets") or task["env"])

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from support import placed_ranks
-
-GUIDE = Path(__file__).parents[2] / "docs" / "dask.md"
+from support.blocks import shown
 
 pytest.importorskip("distributed", reason="needs Dask (the extra dask)")
 
@@ -40,8 +39,7 @@ def test_ranks_on_dask_workers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_guide(tmp_path: Path) -> None:
-    (script,) = re.findall(r"```python\n(# squares.py:.*?)```", GUIDE.read_text(), re.DOTALL)
-    (tmp_path / "squares.py").write_text(script)
+    (tmp_path / "squares.py").write_text(shown("docs/dask.md", "# squares.py"))
     done = subprocess.run(
         [sys.executable, "squares.py"],
         cwd=tmp_path,

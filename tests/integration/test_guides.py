@@ -10,24 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.blocks import shown, worker_lines
 from support.forked_scripts import printed
 from support.launcher import Launcher
 
-DOCS = Path(__file__).parents[2] / "docs"
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
 needs_transformers = pytest.mark.skipif(
     not importlib.util.find_spec("transformers"), reason="needs transformers"
 )
 
 
-def snippets(guide: str) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (DOCS / guide).read_text(), re.DOTALL)
-
-
-def snippet(guide: str, name: str) -> str:
-    """The one that is to be saved by this name."""
-    (found,) = (each for each in snippets(guide) if each.startswith(f"# {name}:"))
-    return found
+Output = Callable[[str], str]
 
 
 def words_of(script: str) -> list[str]:
@@ -37,16 +30,13 @@ def words_of(script: str) -> list[str]:
     return words
 
 
-def output(torshrun: Launcher, script: str, within: float = 30) -> str:
+def output(torshrun: Launcher, script: str, within: float = 120) -> str:
     """What two ranks print, by the command in the script's first line."""
     words = words_of(script)
     (torshrun.folder / words[-1]).write_text(script)
     code, out, err = torshrun.run(*words[3:], within=within)
     assert code == 0, err
     return out
-
-
-Output = Callable[[str], str]
 
 
 @pytest.fixture
@@ -56,7 +46,7 @@ def outputs(torshrun: Launcher, request: pytest.FixtureRequest) -> Output:
     """
     if request.config.getoption("--soak"):
         keep_inductor_inside(torshrun)
-        return lambda script: output(torshrun, script, within=120)
+        return lambda script: output(torshrun, script)
 
     def by_forked_ranks(script: str) -> str:
         *_, option, ranks, name = words_of(script)
@@ -79,33 +69,39 @@ def keep_inductor_inside(torshrun: Launcher) -> None:
 @needs_torch
 def test_data_parallelism(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    (script,) = snippets("data-parallel.md")
-    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script))
-    assert len(losses) == 2
+    script = shown("docs/data-parallel.md", "# train.py")
+    out = output(torshrun, script)
+    assert worker_lines(out) == worker_lines(shown("docs/data-parallel.md", "$ torshrun"))
+    losses = re.findall(r"rank \d: loss ([\d.]+)", out)
     assert max(map(float, losses)) < 0.01
 
 
 @pytest.mark.torch
 @needs_torch
 def test_sharded_data_parallelism(torshrun: Launcher, outputs: Output) -> None:
-    script, mixed, meta = snippets("sharded-data-parallel.md")
+    script = shown("docs/sharded-data-parallel.md", "# train.py")
+    mixed = shown("docs/sharded-data-parallel.md", "# mixed.py")
+    meta = shown("docs/sharded-data-parallel.md", "# meta.py")
     out = outputs(script)
+    page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 train.py")
+    assert worker_lines(out) == worker_lines(page)
     losses = re.findall(r"rank \d: loss ([\d.]+), 0.50 of the parameters", out)
-    assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
     assert (torshrun.folder / "model.pt").exists()
     losses = re.findall(r"rank \d: loss ([\d.]+), parameters are torch.float32", outputs(mixed))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
-    assert outputs(meta).count("4008000 bytes of parameters here, 4008000 elsewhere") == 2
+    page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 meta.py")
+    assert sorted(outputs(meta).splitlines()) == page.splitlines()[1:]
 
 
 @pytest.mark.torch
 @needs_torch
 def test_context_parallelism(outputs: Output) -> None:
-    script, _ = snippets("context-parallel.md")
-    losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", outputs(script))
-    assert len(losses) == 2
+    script = shown("docs/context-parallel.md", "# long.py")
+    out = outputs(script)
+    assert worker_lines(out) == worker_lines(shown("docs/context-parallel.md", "$ torshrun"))
+    losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", out)
     assert max(map(float, losses)) < 1.0
 
 
@@ -113,7 +109,7 @@ def test_context_parallelism(outputs: Output) -> None:
 @needs_torch
 @needs_transformers
 def test_context_parallelism_of_transformers(outputs: Output) -> None:
-    _, script = snippets("context-parallel.md")
+    script = shown("docs/context-parallel.md", "# mistral.py")
     # which transformers loads, and which may be built for another torch
     without = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'
     out = outputs(script.replace("import torch\n", without, 1))
@@ -123,11 +119,15 @@ def test_context_parallelism_of_transformers(outputs: Output) -> None:
 
 
 def test_experts(torshrun: Launcher) -> None:
-    script, together = (snippet("experts.md", name) for name in ("experts.py", "blocks.py"))
-    losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", output(torshrun, script))
-    assert len(losses) == 2
+    script, together = (
+        shown("docs/experts.md", "# experts.py"),
+        shown("docs/experts.md", "# blocks.py"),
+    )
+    out = output(torshrun, script)
+    assert worker_lines(out) == worker_lines(shown("docs/experts.md", "$ torshrun"))
+    losses = re.findall(r"rank \d: loss ([\d.]+), experts 2 of 4", out)
     assert max(map(float, losses)) < 0.5
-    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, together, within=120))
+    losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, together))
     assert len(losses) == 8
     assert len({*losses}) == 1
     assert float(losses[0]) < 2.5
@@ -136,7 +136,7 @@ def test_experts(torshrun: Launcher) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_experts_with_routers(outputs: Output) -> None:
-    out = outputs(snippet("experts.md", "router.py"))
+    out = outputs(shown("docs/experts.md", "# router.py"))
     assert len(re.findall(r"rank \d: \(8, 16\)", out)) == 2
 
 
@@ -144,7 +144,7 @@ def test_experts_with_routers(outputs: Output) -> None:
 @needs_torch
 @needs_transformers
 def test_experts_of_transformers(outputs: Output) -> None:
-    command, _, rest = snippet("experts.md", "mixtral.py").partition("\n")
+    command, _, rest = shown("docs/experts.md", "# mixtral.py").partition("\n")
     absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
     out = outputs(f"{command}\n{absent}\n{rest}")
     losses = re.findall(r"rank \d: loss ([\d.]+), 2 of 4 experts", out)
@@ -156,42 +156,51 @@ def test_experts_of_transformers(outputs: Output) -> None:
 @needs_torch
 def test_checkpoints(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    (script,) = snippets("checkpoints.md")
+    script = shown("docs/checkpoints.md", "# train.py")
     first, second = output(torshrun, script), output(torshrun, script)
+    page = shown("docs/checkpoints.md", "$ torshrun")
+    assert worker_lines(first + second) == worker_lines(page)
     losses = re.findall(r"rank \d: loss ([\d.]+)", first)
-    assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
     assert len(re.findall(r"rank \d begins with step 200", second)) == 2
     kept = sorted(path.name for path in (torshrun.folder / "checkpoints").iterdir())
     assert kept == ["step-00000100", "step-00000150", "step-00000200"]
+    place, *files = shown("docs/checkpoints.md", "checkpoints/step-").splitlines()
+    there = sorted(path.name for path in (torshrun.folder / place).iterdir())
+    assert there == [line.split()[0] for line in files]
+    commands = shown("docs/checkpoints.md", "python -m torsh_runtime.checkpoint ls")
+    for line in commands.splitlines():
+        words = [sys.executable, *line.split()[1:]]
+        subprocess.run(words, cwd=torshrun.folder, check=True, capture_output=True, timeout=60)
+    assert (torshrun.folder / "imported" / "step-00000000").exists()
 
 
 @pytest.mark.torch
 @needs_torch
 def test_elastic_state(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
-    script, _ = snippets("elastic.md")
+    script = shown("docs/elastic.md", "# train.py")
     out = output(torshrun, script)
     assert sorted(re.findall(r"begins behind step (\d+)", out)) == ["0", "0", "30", "30"]
+    assert worker_lines(out) == worker_lines(shown("docs/elastic.md", "$ torshrun"))
     losses = re.findall(r"loss ([\d.]+) after 100 steps", out)
-    assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
 
 
 @pytest.mark.torch
 @needs_torch
 def test_remote_calls(torshrun: Launcher) -> None:
-    script = snippets("rpc.md")[0]
+    script = shown("docs/rpc.md", "# double.py")
     assert "[0 2 4]" in output(torshrun, script)
 
 
 def test_statistics(torshrun: Launcher) -> None:
-    script = snippet("monitoring.md", "stats.py")
+    script = shown("docs/monitoring.md", "# stats.py")
     assert "10 80000" in output(torshrun, script)
 
 
 def test_steps_and_sections(torshrun: Launcher) -> None:
-    steps, bar = (snippet("monitoring.md", name) for name in ("train.py", "bar.py"))
+    steps, bar = shown("docs/monitoring.md", "# train.py"), shown("docs/monitoring.md", "# bar.py")
     assert "29 0.0333" in output(torshrun, steps)
     torshrun.script(bar, "bar.py")
     code, _, err = torshrun.run("--nproc-per-node", "2", "bar.py")
@@ -200,7 +209,7 @@ def test_steps_and_sections(torshrun: Launcher) -> None:
 
 
 def test_configurations(torshrun: Launcher) -> None:
-    script = snippet("monitoring.md", "configured.py")
+    script = shown("docs/monitoring.md", "# configured.py")
     torshrun.script(script, "configured.py")
     code, out, err = torshrun.run("--nproc-per-node", "2", "configured.py")
     assert code == 0, err
@@ -214,37 +223,45 @@ def test_configurations(torshrun: Launcher) -> None:
 
 
 def test_bottlenecks_and_analysis(torshrun: Launcher) -> None:
-    output(torshrun, snippet("monitoring.md", "bottlenecks.py"))
-    told = output(torshrun, snippet("monitoring.md", "analysis.py"))
+    output(torshrun, shown("docs/monitoring.md", "# bottlenecks.py"))
+    told = output(torshrun, shown("docs/monitoring.md", "# analysis.py"))
     assert re.search(r"without rank 1: [\d.]+ times as fast", told)
 
 
 def test_an_agent_from_within_a_program(tmp_path: Path) -> None:
-    _, script = snippets("elastic.md")
+    script = shown("docs/elastic.md", "# agent.py")
     (tmp_path / "agent.py").write_text(script)
     argv = [sys.executable, "agent.py"]
     for _ in range(2):  # the second time it begins with the checkpoint
         done = subprocess.run(
             argv, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
         )
-        assert "{'steps': 50, 'workers': 2}" in done.stdout, done.stderr
+        _, printed = shown("docs/elastic.md", "$ python agent.py").splitlines()
+        assert printed in done.stdout, done.stderr
     assert [each.name for each in (tmp_path / "kept").iterdir()] == ["step-00000050.1"]
 
 
 def test_functions(tmp_path: Path) -> None:
     script = tmp_path / "functions.py"
-    script.write_text(snippet("shim.md", "functions.py"))
+    script.write_text(shown("docs/shim.md", "# functions.py"))
     command = [sys.executable, str(script)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert (told.returncode, told.stdout) == (0, "{0: 0, 1: 10}\n"), told.stderr
 
 
 def test_compression(torshrun: Launcher) -> None:
-    training, averaging, momentum = snippets("compression.md")
-    losses = re.findall(r"loss ([\d.]+) with 2.0% of the bytes", output(torshrun, training))
-    assert len(losses) == 2
+    training = shown("docs/compression.md", "# compressed.py")
+    averaging = shown("docs/compression.md", "# average.py")
+    momentum = shown("docs/compression.md", "compressor = ")
+    out = output(torshrun, training)
+    page = shown("docs/compression.md", "$ torshrun --nproc-per-node 2 compressed.py")
+    assert worker_lines(out) == worker_lines(page)
+    losses = re.findall(r"loss ([\d.]+) with 2.0% of the bytes", out)
     assert max(map(float, losses)) < 0.01
-    averages = re.findall(r"rank \d: (\[.*\]) from", output(torshrun, averaging))
+    out = output(torshrun, averaging)
+    page = shown("docs/compression.md", "$ torshrun --nproc-per-node 2 average.py")
+    assert worker_lines(out) == worker_lines(page)
+    averages = re.findall(r"rank \d: (\[.*\]) from", out)
     assert averages[0] == averages[1]
     compressor = "compressor = tr.compression.TopK(0.01)\n"
     assert training.count(compressor) == 1
@@ -255,9 +272,12 @@ def test_compression(torshrun: Launcher) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_pipeline_parallelism(torshrun: Launcher, outputs: Output) -> None:
-    script, _, parts, pure = snippets("pipeline-parallel.md")
-    losses = re.findall(r"rank \d: loss ([\d.]+)", outputs(script))
-    assert len(losses) == 2
+    script = shown("docs/pipeline-parallel.md", "# stages.py")
+    parts = shown("docs/pipeline-parallel.md", "# parts.py")
+    pure = shown("docs/pipeline-parallel.md", "from torsh_runtime")
+    out = outputs(script)
+    assert worker_lines(out) == worker_lines(shown("docs/pipeline-parallel.md", "$ torshrun"))
+    losses = re.findall(r"rank \d: loss ([\d.]+)", out)
     assert max(map(float, losses)) < 0.1
     assert len({*re.findall(r"rank \d: (loss [\d.]+)", outputs(parts))}) == 1
     command = [sys.executable, "-c", pure]
@@ -269,7 +289,7 @@ def test_pipeline_parallelism(torshrun: Launcher, outputs: Output) -> None:
 @needs_torch
 @needs_transformers
 def test_pipelines_of_whole_models(outputs: Output) -> None:
-    script = snippet("pipeline-parallel.md", "whole.py")
+    script = shown("docs/pipeline-parallel.md", "# whole.py")
     # which transformers loads, and which may be built for another torch
     without = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'
     out = outputs(script.replace("import torch\n", without, 1))
@@ -282,10 +302,13 @@ def test_pipelines_of_whole_models(outputs: Output) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_tensor_parallelism(outputs: Output) -> None:
-    names = ("train.py", "large.py")
-    script, large = (snippet("tensor-parallel.md", name) for name in names)
-    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", outputs(script))
-    assert len(found) == 2
+    script = shown("docs/tensor-parallel.md", "# train.py")
+    large = shown("docs/tensor-parallel.md", "# large.py")
+    sequence = shown("docs/tensor-parallel.md", "plan = {")  # with the script's own names
+    again = f"{sequence}tr.parallelize(GPT(), mesh, plan)(indices)\ntr.destroy_process_group()"
+    out = outputs(script.replace("tr.destroy_process_group()", again))
+    assert worker_lines(out) == worker_lines(shown("docs/tensor-parallel.md", "$ torshrun"))
+    found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", out)
     assert len({loss for loss, _ in found}) == 1
     assert sorted(int(rows) for _, rows in found) == [50, 51]
     assert len(re.findall(r"rank \d: 16576 parameters", outputs(large))) == 2
@@ -296,7 +319,7 @@ def test_tensor_parallelism(outputs: Output) -> None:
 def test_tensor_parallelism_with_a_compiler(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     torshrun.environ["TMPDIR"] = str(torshrun.folder)  # headers that it compiles beforehand
-    script = snippet("tensor-parallel.md", "compiled.py")
+    script = shown("docs/tensor-parallel.md", "# compiled.py")
     losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script, within=180))
     assert len(losses) == 2
     assert len({*losses}) == 1
@@ -306,9 +329,19 @@ def test_tensor_parallelism_with_a_compiler(torshrun: Launcher) -> None:
 @needs_torch
 @needs_transformers
 def test_tensor_parallelism_of_transformers(outputs: Output) -> None:
-    for name in ("llama.py", "auto.py"):
-        command, _, rest = snippet("tensor-parallel.md", name).partition("\n")
+    sequence = shown("docs/tensor-parallel.md", "tr.parallelize(model, mesh, tr.plan_of")
+    again = (
+        "model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4))\n"
+        f"{sequence}model(input_ids=tokens, labels=tokens)\ntr.destroy_process_group()\n"
+    )
+    for script in (
+        shown("docs/tensor-parallel.md", "# llama.py"),
+        shown("docs/tensor-parallel.md", "# auto.py"),
+    ):
+        command, _, rest = script.partition("\n")
         absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
+        if "LlamaConfig" in script:
+            rest = rest.replace("tr.destroy_process_group()\n", again)
         said = re.findall(r"rank \d: (loss .*)", outputs(f"{command}\n{absent}\n{rest}"))
         assert len(said) == 2
         assert len({*said}) == 1
@@ -318,7 +351,7 @@ def test_tensor_parallelism_of_transformers(outputs: Output) -> None:
 @needs_torch
 @needs_transformers
 def test_models_to_files_and_back(outputs: Output) -> None:
-    command, _, rest = snippet("tensor-parallel.md", "files.py").partition("\n")
+    command, _, rest = shown("docs/tensor-parallel.md", "# files.py").partition("\n")
     absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
     said = outputs(f"{command}\n{absent}\n{rest}")
     assert "82752 parameters" in said
@@ -327,14 +360,16 @@ def test_models_to_files_and_back(outputs: Output) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_verification(outputs: Output) -> None:
-    for script in snippets("verification.md"):
-        assert "values are those of one process" in outputs(script)
+    found = outputs(shown("docs/verification.md", "# verify.py"))
+    assert found == shown("docs/verification.md", "[0] 17 values")
+    found = outputs(shown("docs/verification.md", "# stages.py"))
+    assert "values are those of one process" in found
 
 
 @pytest.mark.torch
 @needs_torch
 def test_scaled_losses(outputs: Output) -> None:
-    (script,) = (each for each in snippets("mesh.md") if each.startswith("# scaled.py"))
+    script = shown("docs/mesh.md", "# scaled.py")
     said = re.findall(r"rank \d: (loss [\d.]+, scale 65536)", outputs(script))
     assert len(said) == 4
     assert len({*said}) == 1
@@ -342,7 +377,7 @@ def test_scaled_losses(outputs: Output) -> None:
 
 def test_a_mesh(torshrun: Launcher) -> None:
     """Norms are one process's, also where another number of ranks goes on."""
-    script = snippets("mesh.md")[0]
+    script = shown("docs/mesh.md", "# train.py")
 
     def norms(directory: str, ranks: int) -> list[str]:
         (torshrun.folder / "train.py").write_text(script.replace("checkpoints", directory))
@@ -353,14 +388,17 @@ def test_a_mesh(torshrun: Launcher) -> None:
     alone = norms("alone", 1)
     assert norms("several", 4) == alone
     assert norms("several", 3) == norms("alone", 1)
-    assert len(alone) == 5
+    page = shown("docs/mesh.md", "$ torshrun")
+    assert worker_lines("".join(f"[0] {each}\n" for each in alone)) == worker_lines(page)
 
 
 @pytest.mark.torch
 @needs_torch
 def test_programs_for_horovod(torshrun: Launcher, outputs: Output) -> None:
     keep_inductor_inside(torshrun)
-    train, elastic, settings = snippets("horovod.md")
+    train = shown("docs/horovod.md", "# train.py")
+    elastic = shown("docs/horovod.md", "# elastic.py")
+    settings = shown("docs/horovod.md", "# settings.py")
     losses = re.findall(r"rank \d of 2: loss ([\d.]+)", outputs(train))
     assert len({*losses}) == 1
     assert float(losses[0]) < 1.0
@@ -377,8 +415,41 @@ def test_programs_for_horovod(torshrun: Launcher, outputs: Output) -> None:
 
 @pytest.mark.torch
 @needs_torch
+def test_programs_for_accelerate(torshrun: Launcher) -> None:
+    pytest.importorskip("accelerate")
+    keep_inductor_inside(torshrun)
+    script = shown("docs/accelerate.md", "# train.py")
+    variable, _, command = script.removeprefix("# train.py: ").partition(" ")
+    torshrun.environ.update((variable.split("="),), HF_HUB_OFFLINE="1")
+    out = output(torshrun, f"# train.py: {command}", within=60)
+    losses = re.findall(r"\[0\] epoch \d: loss ([\d.]+)", out)
+    assert len(losses) == 5
+    assert float(losses[-1]) < float(losses[0]) / 2
+
+
+@pytest.mark.torch
+@needs_torch
+def test_programs_for_gpus_without_them(torshrun: Launcher) -> None:
+    """The script with the processors in the place of GPUs."""
+    keep_inductor_inside(torshrun)
+    script = shown("docs/gpus.md", "# train.py")
+    for there, here in (
+        ("--nproc-per-node gpu", "--nproc-per-node 2"),
+        ("torch.cuda.set_device(local_rank)\n", ""),
+        ('"cpu:native,cuda:nccl", device_id=local_rank', '"cpu:native"'),
+        (".cuda()", ""),
+        ('device="cuda"', 'device="cpu"'),
+    ):
+        assert script.count(there) == 1
+        script = script.replace(there, here)
+    assert output(torshrun, script + "print(loss.item() < 4)").count("True") == 2
+
+
+@pytest.mark.torch
+@needs_torch
 def test_deepspeed(outputs: Output) -> None:
-    engine, config = snippets("deepspeed.md")
+    engine = shown("docs/deepspeed.md", "# deepspeed_engine.py")
+    config = shown("docs/deepspeed.md", "# deepspeed_config.py")
     out = outputs(engine)
     told = r"rank \d: loss ([\d.]+), {'batch': 199} from checkpoints/global_step100"
     losses = re.findall(told, out)

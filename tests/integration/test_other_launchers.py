@@ -66,6 +66,15 @@ def test_mpiexec(name: str, script: Path) -> None:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("name", MPI)
+def test_the_script_of_the_guide_to_mpirun(name: str, script: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "mpirun.md").read_text()
+    script.write_text(guide.split("```python\n")[1].split("```")[0])
+    expected = [f"rank {rank} of 3: [6. 6. 6.]" for rank in range(3)]
+    assert sorted(lines([*launcher(name), sys.executable, str(script)])) == expected
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", MPI)
 def test_mpiexec_of_a_shell_script(name: str, script: Path, tmp_path: Path) -> None:
     wrapper = tmp_path / "train.sh"
     wrapper.write_text(f"#!/bin/sh\n'{sys.executable}' '{script}'\nexit $?\n")

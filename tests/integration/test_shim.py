@@ -11,6 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support.blocks import shown
 from support.launcher import Launcher
 from support.processes import soon
 
@@ -274,4 +275,8 @@ def test_installation_holds_for_the_environment_and_leaves_nothing(tmp_path: Pat
     again = call("-m", "torshrun.ctl", "shim", "install")
     assert (again.returncode, "installed already" in again.stderr) == (2, True)
     assert call("-m", "torshrun.ctl", "shim", "remove").returncode == 0
+    lines = f'set -e; torshctl() {{ {python} -m torshrun.ctl "$@"; }}\n'
+    command = ["bash", "-c", lines + shown("docs/shim.md", "export")]
+    typed = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert typed.returncode == 0, typed.stderr
     assert sorted(packages.iterdir()) == before

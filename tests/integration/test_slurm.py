@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.blocks import shown
 from support.processes import marked, soon
 from support.slurm import KILL_WAIT, NODES, Job, SlurmCluster
 from support.stand_ins import stand_in
@@ -58,10 +59,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 
 def script_of_the_guide() -> str:
-    (script,) = re.findall(
-        r"```sh\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs/clusters.md").read_text(), re.DOTALL
-    )
-    return script
+    return shown("docs/clusters.md", "#!/bin/bash\n#SBATCH")
 
 
 def test_the_guides_script_trains_on_two_nodes_whose_names_no_dns_knows(
@@ -197,7 +195,7 @@ def test_a_job_over_ssh_has_the_allocations_name_and_end_and_is_requeued(
 ) -> None:
     cluster.script(PREEMPTIBLE)
     cluster.script("localhost slots=2\n", "hosts.txt")
-    (lines,) = re.findall(r"```bash\n(.*?)```", (ROOT / "docs/ssh.md").read_text(), re.DOTALL)
+    lines = shown("docs/ssh.md", "#SBATCH")
     job = cluster.submit(f"{BATCH}{lines}", "--open-mode=append")
     job.wait_for(f"slurm-{job.number} begins, start 0, True", times=2)
     assert "as srun did not start it" not in job.output

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.blocks import shown
 from support.hosts import needs_hosts
 from support.launcher import Launcher
 from support.processes import soon
@@ -101,12 +102,18 @@ def test_the_secret_is_in_no_list_of_processes(job: SshJob) -> None:
 
 def test_the_guide(job: SshJob) -> None:
     """Its hostfile, script and commands, literally, with the workers' lines that it shows."""
-    guide = (Path(__file__).parents[2] / "docs" / "ssh.md").read_text()
-    hostfile, script, shown = re.findall(r"```(?:text|python)\n(.*?)```", guide, re.DOTALL)
-    (job.launcher.folder / "hosts.txt").write_text(hostfile)
-    (job.launcher.folder / "train.py").write_text(script)
+    (job.launcher.folder / "hosts.txt").write_text(shown("docs/ssh.md", "# hosts.txt"))
+    (job.launcher.folder / "train.py").write_text(shown("docs/ssh.md", "# train.py"))
     shutil.copy(job.site.folder / "config", job.launcher.folder / "cluster.config")
-    commands = "".join(re.findall(r"```sh\n(.*?)```", guide, re.DOTALL)).splitlines()
+    blocks = (
+        shown("docs/ssh.md", "torshrun --hostfile hosts.txt train.py"),
+        shown("docs/ssh.md", "echo localhost slots=4"),
+        shown("docs/ssh.md", "torshrun --hostfile hosts.txt --include"),
+        shown("docs/ssh.md", "torshrun --hostfile hosts.txt --nnodes"),
+        shown("docs/ssh.md", "torshrun --hostfile hosts.txt --export"),
+        shown("docs/ssh.md", "torshrun --hostfile hosts.txt --ssh-command"),
+    )
+    commands = "".join(blocks).splitlines()
     assert len(commands) == 9
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environ = {**job.launcher.environ, "PATH": path, "TORSH_SSH_COMMAND": job.site.command}
@@ -121,7 +128,8 @@ def test_the_guide(job: SshJob) -> None:
     with ThreadPoolExecutor(3, "guide") as pool:  # they wait most of the time
         done = list(pool.map(run, commands))
     assert [each.returncode for each in done] == [0] * 9, done
-    workers = [line for line in shown.splitlines() if "of all ranks" in line]
+    output = shown("docs/ssh.md", "node1: torshrun:")
+    workers = [line for line in output.splitlines() if "of all ranks" in line]
     assert sorted(done[0].stdout.splitlines()) == sorted(workers)
 
 

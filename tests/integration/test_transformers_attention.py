@@ -27,7 +27,7 @@ REFUSALS = [
     "a mask by chunked_overlay",
     "a bias by position (position_bias)",
     "RobertaForMaskedLM has positions from 2 on, and was given 0",
-    "CLIPModel has pixel_values, of which no sequence is cut",
+    "CLIPModel has an input without a sequence (pixel_values)",
     "Linear has no set_attn_implementation()",
     "neither input_ids nor inputs_embeds",
     "attention_mask of shape (2, 1, 8, 8)",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
+from support.blocks import shown
 from support.launcher import Launcher
 from support.ports import free_ports
 
-GUIDE = Path(__file__).parents[2] / "docs/debugging.md"
 FAILS_ONCE = (
     "import os, sys, time\n"
     "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
@@ -25,9 +24,8 @@ def test_the_guide_shows_what_an_agent_writes(torshrun: Launcher) -> None:
     (torshrun.folder / "train.py").write_text(FAILS_ONCE)
     torshrun.environ["TORSH_LOG"] = "debug"
     code, _, err = torshrun.run("--nproc-per-node", "2", "--max-restarts", "1", "train.py")
-    shown = GUIDE.read_text().split("<!-- transitions: begin -->")[1]
     assert code == 0
-    assert changes(err) == changes(shown.split("<!-- transitions: end -->")[0])
+    assert changes(err) == changes(shown("docs/debugging.md", "$ TORSH_LOG=debug"))
 
 
 def test_workers_lines_are_theirs_and_the_agents_go_to_no_file(torshrun: Launcher) -> None:

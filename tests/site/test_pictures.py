@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "pictures"
 SVG = "{http://www.w3.org/2000/svg}"
-SIZES = {"small": 13, "tiny": 12, "mono": 13}
+SIZES = {"small": 13, "tiny": 12, "mono": 13, "plot": 21}
 """Sizes of text by class; the widest common fonts have letters of 0.6 of it on average."""
 PICTURES = sorted(FOLDER.glob("*.svg"))
 

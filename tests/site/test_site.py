@@ -36,8 +36,21 @@ def test_the_reference_has_each_public_name(built: Path) -> None:
 
 
 @needs_generator
+def test_code_in_tables_has_no_escapes(built: Path) -> None:
+    assert "echo a:2,b:2 | tr , " in (built / "horovod" / "index.html").read_text()
+
+
+@needs_generator
 def test_versions_are_listed_beside_them(built: Path) -> None:
     assert '"version": "1.0"' in (built.parent / "versions.json").read_text()
+
+
+@needs_generator
+def test_no_reader_sees_why_a_block_is_not_run(built: Path) -> None:
+    """The comments before blocks are not shown, and the search does not find them."""
+    assert [page for page in built.rglob("*.html") if "<!-- not run: " in page.read_text()]
+    for file in (*built.rglob("*.html"), built / "search.json"):
+        assert "not run: " not in re.sub(r"<!--.*?-->", "", file.read_text(), flags=re.DOTALL), file
 
 
 def test_the_navigation_has_each_page() -> None:

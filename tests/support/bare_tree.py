@@ -94,6 +94,12 @@ class BareTree:
         target.parent.mkdir(parents=True, exist_ok=True)
         _run("cp", "-a", str(self._root / place), str(target))
 
+    def bring(self, path: Path) -> None:
+        """Copy a file of this checkout that git ignores to the same place there."""
+        copy = self._root / _PLACE[1:] / path.relative_to(CHECKOUT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, copy)
+
     def write(self, path: str, text: str) -> None:
         """Of a file in the checkout."""
         (self._root / _PLACE[1:] / path).write_text(text)

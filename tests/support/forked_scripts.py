@@ -13,10 +13,13 @@ from pathlib import Path
 from support.forked import Raised, run_forked
 from support.ports import free_address
 
+_SEED = 67280421310721
+"""The one that torch begins with in a new process."""
+
 
 def printed(script: Path, ranks: int, loads: Sequence[str] = ()) -> str:
-    """Run the script on so many ranks, and return what they print. torch and these modules are
-    loaded before the ranks part.
+    """Run the script on so many ranks, and return what they print, as torshrun shows it. torch and
+    these modules are loaded before the ranks part.
     """
     for name in ("torch._dynamo", *loads):  # which optimizers load, too
         importlib.import_module(name)
@@ -28,13 +31,18 @@ def printed(script: Path, ranks: int, loads: Sequence[str] = ()) -> str:
         os.environ |= {"MASTER_ADDR": address, "MASTER_PORT": port}
         os.chdir(script.parent)
         sys.argv = [script.name]
-        sys.modules["torch"].manual_seed(0)  # tests before this one have drawn numbers
+        sys.modules["torch"].manual_seed(_SEED)  # tests before this one have drawn numbers
         with _output_of(script, rank).open("w") as file, redirect_stdout(file):
             runpy.run_path(str(script), run_name="__main__")
 
     for rank, result in enumerate(run_forked(ranks, be_rank)):
         assert not isinstance(result, Raised), f"rank {rank}: {result.error.trace}"  # type: ignore[attr-defined]
-    return "".join(_output_of(script, rank).read_text() for rank in range(ranks))
+    lines = [
+        f"[{rank}] {line}"
+        for rank in range(ranks)
+        for line in _output_of(script, rank).read_text().splitlines(keepends=True)
+    ]
+    return "".join(lines)
 
 
 def _output_of(script: Path, rank: int) -> Path:

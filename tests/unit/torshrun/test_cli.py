@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from support.blocks import shown
 
 from torsh_runtime.contract import WorkerEnv
 from torshrun import cli
 from torshrun.config.job import LaunchConfig
-
-HELP = Path(__file__).parents[3] / "docs" / "help.md"
 
 
 class Result(NamedTuple):
@@ -63,9 +62,7 @@ def test_help(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
     result = run("--help")
     assert result.exit_code == 0
-    assert result.stdout == HELP.read_text().split("```")[1].removeprefix("text\n"), (
-        "COLUMNS=100 torshrun --help"
-    )
+    assert result.stdout == shown("docs/help.md", "Usage: torshrun"), "COLUMNS=100 torshrun --help"
 
 
 @pytest.mark.parametrize("columns", [0, 40, 80, 500])

@@ -272,7 +272,7 @@ def _check_model(kind: str, model: Any) -> None:
             refuse(type(each).__name__, "an attention of its own, which cannot be replaced")
         main = getattr(each, "main_input_name", _TOKENS)
         if main != _TOKENS:
-            refuse(f"{type(each).__name__} of {kind}", f"{main}, of which no sequence is cut")
+            refuse(f"{type(each).__name__} of {kind}", f"an input without a sequence ({main})")
     if not any(map(_attends, model.modules())):
         refuse(kind, "no attention that can be replaced")
     if "position_ids" not in inspect.signature(model.forward).parameters:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.blocks import shown
 
 GUIDE = Path(__file__).parents[4] / "docs" / "nn.md"
 
@@ -14,12 +14,15 @@ GUIDE = Path(__file__).parents[4] / "docs" / "nn.md"
 @pytest.mark.torch
 def test_its_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    blocks = (
+        shown("docs/nn.md", "import numpy"),
+        shown("docs/nn.md", "import torch"),
+        shown("docs/nn.md", "class Scaled"),
+    )
     names: dict[str, Any] = {}
     for block in blocks:
         exec(block, names)
     written = capsys.readouterr().out
-    assert len(blocks) == 3
     assert float(written.split()[2].rstrip("%")) > 95
     assert "complete: tensor([1., 1.])" in written
 

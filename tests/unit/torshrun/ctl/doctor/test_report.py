@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.blocks import blocks_of
 
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Address
@@ -110,8 +111,8 @@ def test_areas() -> None:
 
 def test_the_guide_knows_the_options_the_areas_and_the_keys() -> None:
     guide = GUIDE.read_text()
-    blocks = re.findall(r"```(?:sh|text)\n(.*?)```", guide, re.DOTALL)
-    calls = re.findall(r"^\S* ?torshctl doctor(.*)", "".join(blocks), re.MULTILINE)
+    blocks = "".join(block.text for block in blocks_of("docs/doctor.md"))
+    calls = re.findall(r"^\S* ?torshctl doctor(.*)", blocks, re.MULTILINE)
     known = {name for each in command.commands["doctor"].params for name in each.opts}
     used = {option for call in calls for option in re.findall(r"--[a-z-]+", call)}
     assert used - known == set()
