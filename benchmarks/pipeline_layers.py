@@ -34,7 +34,7 @@ from benchmarks.bars import Check
 from benchmarks.peers import HERE, ONE_THREAD, SPAWN
 from benchmarks.processes import Program, RunError, interrupt_on_term, run
 from benchmarks.rounds import WrongResultError, say
-from benchmarks.session import positive
+from benchmarks.session import positive, several
 from benchmarks.torch_steps import TUNED
 
 _WORKER = HERE / "pipeline_layers_worker.py"
@@ -66,15 +66,22 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--hidden", type=positive, default=1024, help="of gate and up; default: 1024")
     add("--rows", type=positive, default=256, help="tokens of a microbatch; default: 256")
     add("--microbatches", type=positive, default=8, help="default: 8")
+    add("--schedules", type=_schedules, default=tuple(_LIMITS), help="default: all")
     add("--what", type=lambda text: text.split(","), default=["times", "memory"])
     add("--timeout", type=float, default=300.0, help="seconds that one run may take")
-    add("--quick", action="store_true", help="little: shows that it works")
+    add("--quick", action="store_true", help="little, none tuned: shows that it works")
     add("--bars", action="store_true", help="print pass or fail; exit status 1 unless all pass")
     options = parser.parse_args(arguments)
+    options.contenders, options.counts = tuple(_CONTENDERS), _MICROBATCHES
     if options.quick:
         options.rounds, options.turns = 1, 1
+        options.contenders, options.counts = ("ours", "torch"), _MICROBATCHES[:1]
         options.width, options.hidden, options.rows = 32, 64, 8
     return options
+
+
+def _schedules(text: str) -> tuple[str, ...]:
+    return several(text, tuple(_LIMITS))
 
 
 def measure(options: argparse.Namespace, name: str, plan: dict[str, Any]) -> list[dict[str, Any]]:
@@ -93,7 +100,7 @@ def measure(options: argparse.Namespace, name: str, plan: dict[str, Any]) -> lis
 
 def rounds(options: argparse.Namespace, plan: dict[str, Any]) -> Found:
     """Run all contenders in each round."""
-    found: Found = {name: [] for name in _CONTENDERS}
+    found: Found = {name: [] for name in options.contenders}
     for number in range(options.rounds):
         say(f"{plan['what']}, round {number + 1} of {options.rounds}")
         for name, runs in found.items():
@@ -103,16 +110,18 @@ def rounds(options: argparse.Namespace, plan: dict[str, Any]) -> Found:
 
 def times(options: argparse.Namespace) -> list[Check]:
     """Print the times of steps, and return the checks."""
-    found = rounds(options, {"what": "times", "schedules": [*_LIMITS]})
+    found = rounds(options, {"what": "times", "schedules": options.schedules})
     _compare_gradients(found)
     rows, checks = [], []
-    for schedule, limit in _LIMITS.items():
+    for schedule in options.schedules:
         took = {name: [_took(ranks, schedule) for ranks in runs] for name, runs in found.items()}
         ratios = {name: _ratio(took["ours"], took[name]) for name in took if name != "ours"}
         cells = [f"{1e3 * median(each):.1f}" for each in took.values()]
         rows.append([schedule, *cells, *(f"{each:.3f}" for each in ratios.values())])
+        limit = _LIMITS[schedule]
         checks.append(Check(f"{schedule} / torch", ratios["torch"], limit, True, "times"))
-    header = ["step", *(f"{name} ms" for name in found), "ours / torch", "ours / torch tuned"]
+    header = ["step", *(f"{name} ms" for name in found)]
+    header += [f"ours / {name}" for name in found if name != "ours"]
     print(f"\nms of a step of {options.microbatches} microbatches")
     print(table.render(header, rows))
     return checks
@@ -146,7 +155,7 @@ def _compare(where: str, wanted: dict[str, list[float]], grads: dict[str, list[f
 def memory(options: argparse.Namespace) -> list[Check]:
     """Print the memory of steps, and return the checks."""
     rows, checks = [], []
-    for count in _MICROBATCHES:
+    for count in options.counts:
         plan = {"what": "memory", "schedules": ["1f1b"], "microbatches": count}
         found = rounds(options, plan)
         for kind, ranks in _MEMORY:

@@ -55,14 +55,17 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return session.with_defaults(parser.parse_args(arguments))
 
 
-def contenders(here: bool) -> list[Peer]:
-    """Return ours, torch's untuned and tuned, and those without communication, tuned like ours."""
+def contenders(here: bool, quick: bool = False) -> list[Peer]:
+    """Return ours, torch's untuned and tuned, and those without communication, tuned like ours.
+
+    The tuned one of torch is left out if `quick`.
+    """
     base = replace(GLOO, environment=GLOO.name, requirements=() if here else GLOO.requirements)
     tuned = {**base.env, **TUNED}
     return [
         replace(base, name=OWN),
         replace(base, name=AS_FOUND),
-        replace(base, name=f"{AS_FOUND} tuned", env=tuned),
+        *([] if quick else [replace(base, name=f"{AS_FOUND} tuned", env=tuned)]),
         replace(base, name=BARE, env=tuned),
         replace(base, name=ONE, env=tuned),
     ]
@@ -126,7 +129,7 @@ def checks(row: Row) -> list[Check]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     interrupt_on_term()
-    peers, versions = session.available(contenders(options.here))
+    peers, versions = session.available(contenders(options.here, options.quick))
     names = [peer.name for peer in peers]
     rounds = Rounds(options, peers, start, _ITERATIONS, lambda case: details(case, options.quick))
     return session.conduct(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -45,6 +46,20 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(signo, signal.SIG_DFL)
     if config.getoption("--soak") and config.getoption("timeout") is None:
         config.option.timeout = 3600
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector, which would walk over all tests again and again, and
+    leave them out of its later walks, here and in forked processes.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture

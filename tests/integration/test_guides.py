@@ -6,23 +6,58 @@ import importlib.util
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.blocks import shown, worker_lines
+from support.forked_scripts import printed
 from support.launcher import Launcher
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+needs_transformers = pytest.mark.skipif(
+    not importlib.util.find_spec("transformers"), reason="needs transformers"
+)
+
+
+Output = Callable[[str], str]
+
+
+def words_of(script: str) -> list[str]:
+    """The words of the command in the script's first line."""
+    words = script.partition("\n")[0].split()
+    assert words[:3] == ["#", f"{words[-1]}:", "torshrun"]
+    return words
 
 
 def output(torshrun: Launcher, script: str, within: float = 120) -> str:
     """What two ranks print, by the command in the script's first line."""
-    words = script.partition("\n")[0].split()
-    assert words[:3] == ["#", f"{words[-1]}:", "torshrun"]
+    words = words_of(script)
     (torshrun.folder / words[-1]).write_text(script)
     code, out, err = torshrun.run(*words[3:], within=within)
     assert code == 0, err
     return out
+
+
+@pytest.fixture
+def outputs(torshrun: Launcher, request: pytest.FixtureRequest) -> Output:
+    """Runs a script for torch, and returns what its ranks print. They are forked, since loading
+    torch takes most of the time; with --soak torshrun starts them.
+    """
+    if request.config.getoption("--soak"):
+        keep_inductor_inside(torshrun)
+        return lambda script: output(torshrun, script)
+
+    def by_forked_ranks(script: str) -> str:
+        *_, option, ranks, name = words_of(script)
+        assert option == "--nproc-per-node"
+        path = torshrun.folder / name
+        path.write_text(script)
+        uses_transformers = re.search(r"^(import|from) transformers", script, re.MULTILINE)
+        loads = ["support.lean_transformers"] if uses_transformers else []
+        return printed(path, int(ranks), loads)
+
+    return by_forked_ranks
 
 
 def keep_inductor_inside(torshrun: Launcher) -> None:
@@ -43,38 +78,34 @@ def test_data_parallelism(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_sharded_data_parallelism(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_sharded_data_parallelism(torshrun: Launcher, outputs: Output) -> None:
     script = shown("docs/sharded-data-parallel.md", "# train.py")
     in_place = shown("docs/sharded-data-parallel.md", "# in_place.py")
     mixed = shown("docs/sharded-data-parallel.md", "# mixed.py")
     meta = shown("docs/sharded-data-parallel.md", "# meta.py")
     page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 in_place.py")
-    assert worker_lines(output(torshrun, in_place)) == worker_lines(page)
+    assert worker_lines(outputs(in_place)) == worker_lines(page)
     if hasattr(importlib.import_module("torch").optim, "Muon"):
-        muon = output(torshrun, shown("docs/sharded-data-parallel.md", "# muon.py"))
+        muon = outputs(shown("docs/sharded-data-parallel.md", "# muon.py"))
         assert max(map(float, re.findall(r"loss ([\d.]+)", muon))) < 0.5
-    out = output(torshrun, script)
+    out = outputs(script)
     page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 train.py")
     assert worker_lines(out) == worker_lines(page)
     losses = re.findall(r"rank \d: loss ([\d.]+), 0\.[45]\d of the parameters", out)
     assert max(map(float, losses)) < 0.5
     assert (torshrun.folder / "model.pt").exists()
-    losses = re.findall(
-        r"rank \d: loss ([\d.]+), parameters are torch.float32", output(torshrun, mixed)
-    )
+    losses = re.findall(r"rank \d: loss ([\d.]+), parameters are torch.float32", outputs(mixed))
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
     page = shown("docs/sharded-data-parallel.md", "$ torshrun --nproc-per-node 2 meta.py")
-    assert sorted(output(torshrun, meta).splitlines()) == page.splitlines()[1:]
+    assert sorted(outputs(meta).splitlines()) == page.splitlines()[1:]
 
 
 @pytest.mark.torch
 @needs_torch
-def test_context_parallelism(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_context_parallelism(outputs: Output) -> None:
     script = shown("docs/context-parallel.md", "# long.py")
-    out = output(torshrun, script)
+    out = outputs(script)
     assert worker_lines(out) == worker_lines(shown("docs/context-parallel.md", "$ torshrun"))
     losses = re.findall(r"rank \d: loss ([\d.]+), 32 of 64 tokens", out)
     assert max(map(float, losses)) < 1.0
@@ -82,13 +113,12 @@ def test_context_parallelism(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_context_parallelism_of_transformers(torshrun: Launcher) -> None:
-    pytest.importorskip("transformers")
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_context_parallelism_of_transformers(outputs: Output) -> None:
     script = shown("docs/context-parallel.md", "# mistral.py")
     # which transformers loads, and which may be built for another torch
     without = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'
-    out = output(torshrun, script.replace("import torch\n", without, 1))
+    out = outputs(script.replace("import torch\n", without, 1))
     losses = re.findall(r"rank \d: loss ([\d.]+) of 32 tokens", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
@@ -111,20 +141,18 @@ def test_experts(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_experts_with_routers(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
-    out = output(torshrun, shown("docs/experts.md", "# router.py"))
+def test_experts_with_routers(outputs: Output) -> None:
+    out = outputs(shown("docs/experts.md", "# router.py"))
     assert len(re.findall(r"rank \d: \(8, 16\)", out)) == 2
 
 
 @pytest.mark.torch
 @needs_torch
-@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
-def test_experts_of_transformers(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_experts_of_transformers(outputs: Output) -> None:
     command, _, rest = shown("docs/experts.md", "# mixtral.py").partition("\n")
     absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
-    out = output(torshrun, f"{command}\n{absent}\n{rest}")
+    out = outputs(f"{command}\n{absent}\n{rest}")
     losses = re.findall(r"rank \d: loss ([\d.]+), 2 of 4 experts", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 4.5
@@ -260,16 +288,15 @@ def test_compression(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_pipeline_parallelism(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_pipeline_parallelism(torshrun: Launcher, outputs: Output) -> None:
     script = shown("docs/pipeline-parallel.md", "# stages.py")
     parts = shown("docs/pipeline-parallel.md", "# parts.py")
     pure = shown("docs/pipeline-parallel.md", "from torsh_runtime")
-    out = output(torshrun, script)
+    out = outputs(script)
     assert worker_lines(out) == worker_lines(shown("docs/pipeline-parallel.md", "$ torshrun"))
     losses = re.findall(r"rank \d: loss ([\d.]+)", out)
     assert max(map(float, losses)) < 0.1
-    assert len({*re.findall(r"rank \d: (loss [\d.]+)", output(torshrun, parts))}) == 1
+    assert len({*re.findall(r"rank \d: (loss [\d.]+)", outputs(parts))}) == 1
     command = [sys.executable, "-c", pure]
     done = subprocess.run(command, cwd=torshrun.folder, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("17.0 0.29"), done.stderr
@@ -277,13 +304,12 @@ def test_pipeline_parallelism(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_pipelines_of_whole_models(torshrun: Launcher) -> None:
-    pytest.importorskip("transformers")
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_pipelines_of_whole_models(outputs: Output) -> None:
     script = shown("docs/pipeline-parallel.md", "# whole.py")
     # which transformers loads, and which may be built for another torch
     without = 'import sys\n\nsys.modules["torchvision"] = None\nimport torch\n'
-    out = output(torshrun, script.replace("import torch\n", without, 1))
+    out = outputs(script.replace("import torch\n", without, 1))
     losses = re.findall(r"rank \d: (loss [\d.]+, [\d.]+)", out)
     assert len(losses) == 2
     assert len({*losses}) == 1
@@ -292,18 +318,17 @@ def test_pipelines_of_whole_models(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_tensor_parallelism(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_tensor_parallelism(outputs: Output) -> None:
     script = shown("docs/tensor-parallel.md", "# train.py")
     large = shown("docs/tensor-parallel.md", "# large.py")
     sequence = shown("docs/tensor-parallel.md", "plan = {")  # with the script's own names
     again = f"{sequence}tr.parallelize(GPT(), mesh, plan)(indices)\ntr.destroy_process_group()"
-    out = output(torshrun, script.replace("tr.destroy_process_group()", again))
+    out = outputs(script.replace("tr.destroy_process_group()", again))
     assert worker_lines(out) == worker_lines(shown("docs/tensor-parallel.md", "$ torshrun"))
     found = re.findall(r"rank \d: loss ([\d.]+), (\d+) of 101 rows", out)
     assert len({loss for loss, _ in found}) == 1
     assert sorted(int(rows) for _, rows in found) == [50, 51]
-    assert len(re.findall(r"rank \d: 16576 parameters", output(torshrun, large))) == 2
+    assert len(re.findall(r"rank \d: 16576 parameters", outputs(large))) == 2
 
 
 @pytest.mark.torch
@@ -319,9 +344,8 @@ def test_tensor_parallelism_with_a_compiler(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
-def test_tensor_parallelism_of_transformers(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_tensor_parallelism_of_transformers(outputs: Output) -> None:
     sequence = shown("docs/tensor-parallel.md", "tr.parallelize(model, mesh, tr.plan_of")
     again = (
         "model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4))\n"
@@ -335,38 +359,35 @@ def test_tensor_parallelism_of_transformers(torshrun: Launcher) -> None:
         absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
         if "LlamaConfig" in script:
             rest = rest.replace("tr.destroy_process_group()\n", again)
-        said = re.findall(r"rank \d: (loss .*)", output(torshrun, f"{command}\n{absent}\n{rest}"))
+        said = re.findall(r"rank \d: (loss .*)", outputs(f"{command}\n{absent}\n{rest}"))
         assert len(said) == 2
         assert len({*said}) == 1
 
 
 @pytest.mark.torch
 @needs_torch
-@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="needs transformers")
-def test_models_to_files_and_back(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+@needs_transformers
+def test_models_to_files_and_back(outputs: Output) -> None:
     command, _, rest = shown("docs/tensor-parallel.md", "# files.py").partition("\n")
     absent = "import sys\nsys.modules.update(torchvision=None, torchao=None)"  # slow to load
-    said = output(torshrun, f"{command}\n{absent}\n{rest}")
+    said = outputs(f"{command}\n{absent}\n{rest}")
     assert "82752 parameters" in said
 
 
 @pytest.mark.torch
 @needs_torch
-def test_verification(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
-    found = output(torshrun, shown("docs/verification.md", "# verify.py"))
+def test_verification(outputs: Output) -> None:
+    found = outputs(shown("docs/verification.md", "# verify.py"))
     assert found == shown("docs/verification.md", "[0] 17 values")
-    found = output(torshrun, shown("docs/verification.md", "# stages.py"))
+    found = outputs(shown("docs/verification.md", "# stages.py"))
     assert "values are those of one process" in found
 
 
 @pytest.mark.torch
 @needs_torch
-def test_scaled_losses(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_scaled_losses(outputs: Output) -> None:
     script = shown("docs/mesh.md", "# scaled.py")
-    said = re.findall(r"rank \d: (loss [\d.]+, scale 65536)", output(torshrun, script))
+    said = re.findall(r"rank \d: (loss [\d.]+, scale 65536)", outputs(script))
     assert len(said) == 4
     assert len({*said}) == 1
 
@@ -390,12 +411,12 @@ def test_a_mesh(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_programs_for_horovod(torshrun: Launcher) -> None:
+def test_programs_for_horovod(torshrun: Launcher, outputs: Output) -> None:
     keep_inductor_inside(torshrun)
     train = shown("docs/horovod.md", "# train.py")
     elastic = shown("docs/horovod.md", "# elastic.py")
     settings = shown("docs/horovod.md", "# settings.py")
-    losses = re.findall(r"rank \d of 2: loss ([\d.]+)", output(torshrun, train))
+    losses = re.findall(r"rank \d of 2: loss ([\d.]+)", outputs(train))
     assert len({*losses}) == 1
     assert float(losses[0]) < 1.0
     (torshrun.folder / "elastic.py").write_text(elastic)
@@ -406,7 +427,7 @@ def test_programs_for_horovod(torshrun: Launcher) -> None:
     losses = re.findall(r"rank \d: loss ([\d.]+) after 60 steps", out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 1.0
-    assert output(torshrun, settings).count("of 1000 gradients came") == 2
+    assert outputs(settings).count("of 1000 gradients came") == 2
 
 
 @pytest.mark.torch
@@ -443,13 +464,12 @@ def test_programs_for_gpus_without_them(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
-def test_deepspeed(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+def test_deepspeed(outputs: Output) -> None:
     engine = shown("docs/deepspeed.md", "# deepspeed_engine.py")
     config = shown("docs/deepspeed.md", "# deepspeed_config.py")
-    out = output(torshrun, engine)
+    out = outputs(engine)
     told = r"rank \d: loss ([\d.]+), {'batch': 199} from checkpoints/global_step100"
     losses = re.findall(told, out)
     assert len(losses) == 2
     assert max(map(float, losses)) < 0.5
-    assert len(re.findall(r"128 samples a step, 0\.[45]\d", output(torshrun, config))) == 2
+    assert len(re.findall(r"128 samples a step, 0\.[45]\d", outputs(config))) == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,32 +20,36 @@ pytestmark = [
 
 FACTS = """
 import torch, torch.distributed as dist
-dist.init_process_group(ASKED)
-own = dist.new_group(backend="gloo")
-for group in (dist.group.WORLD, own):
-    dist.all_reduce(tensor := torch.ones(1), group=group)
-    names = [dist.get_backend(group), dist.get_backend_config(group), group.group_desc]
-    print("found", tensor.item(), *names, type(group).__module__.startswith("torsh_runtime"))
-dist.monitored_barrier(own)
-dist.destroy_process_group()
+store, rank, ranks = next(dist.rendezvous("env://"))
+for asked in ("gloo", "cpu:gloo", None):
+    own_keys = dist.PrefixStore(str(asked), store)
+    dist.init_process_group(asked, store=own_keys, rank=rank, world_size=ranks)
+    own = dist.new_group(backend="gloo")
+    for group in (dist.group.WORLD, own):
+        dist.all_reduce(tensor := torch.ones(1), group=group)
+        names = [dist.get_backend(group), dist.get_backend_config(group), group.group_desc]
+        is_ours = type(group).__module__.startswith("torsh_runtime")
+        print("found", asked, tensor.item(), *names, is_ours)
+    dist.monitored_barrier(own)
+    dist.destroy_process_group()
 """
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """Of all tests, as some look at the same runs."""
+    return Bench(tmp_path_factory.mktemp("bench"))
 
 
-@pytest.mark.parametrize("asked", ["'gloo'", "'cpu:gloo'", "None"])
+@pytest.mark.parametrize("asked", ["gloo", "cpu:gloo", "None"])
 def test_groups_are_torshs_and_keep_the_names_asked_for(bench: Bench, asked: str) -> None:
-    then = FACTS.replace("ASKED", asked)
-    plain = bench.run("torshrun", "--nproc-per-node=2", "probe.py", then=then)
+    plain = bench.run("torshrun", "--nproc-per-node=2", "probe.py", then=FACTS)
     torsh = bench.run(
-        "torshrun", "--torch-backend=torsh", "--nproc-per-node=2", "probe.py", then=then
+        "torshrun", "--torch-backend=torsh", "--nproc-per-node=2", "probe.py", then=FACTS
     )
-    lines = found(torsh, "found")
+    lines = found(torsh, f"found {asked}")
     assert len(lines) == 4
-    assert lines == [line.replace("False", "True") for line in found(plain, "found")]
+    assert lines == [line.replace("False", "True") for line in found(plain, f"found {asked}")]
     assert all(line.endswith("True") for line in lines)
     assert (plain.err.count(SAID), torsh.err.count(SAID)) == (0, 1)
 
@@ -69,8 +72,8 @@ def test_the_variable_and_the_file_do_what_the_option_does(bench: Bench) -> None
 
 @pytest.mark.parametrize("kind", ["ddp", "compiled", "fsdp"])
 def test_a_gpt_trains_alike(bench: Bench, kind: str) -> None:
-    losses = alike(bench, 2, str(SCRIPTS / "gpt.py"), kind)
-    assert len(losses) == 10
+    losses = alike(bench, 2, str(SCRIPTS / "gpt.py"), "ddp", "compiled", "fsdp")
+    assert len([line for line in losses if line.split()[1] == kind]) == 10
 
 
 def test_three_kinds_of_parallelism_on_one_mesh_train_alike(bench: Bench) -> None:

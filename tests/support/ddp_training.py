@@ -62,7 +62,7 @@ class Course:
     by_no_sync: bool = False
     keeps_gradients: bool = False
     """Zeroed in place, instead of none."""
-    steps: int = 200
+    steps: int = 60
     compiled: str = ""
     autocast: bool = False
 

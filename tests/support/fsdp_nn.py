@@ -13,7 +13,7 @@ from torsh_runtime import nn, optim
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 
-BATCH, STEPS = 4, 100
+BATCH, STEPS = 4, 40
 SMALL = {"auto_wrap_policy": tr.SizeBasedAutoWrap(100), "min_num_params": 0}
 
 

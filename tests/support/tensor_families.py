@@ -4,7 +4,6 @@ each function is one rank's part."""
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -12,21 +11,12 @@ from unittest.mock import patch
 
 import torch
 from support.ddp_faults import raised
+from support.lean_transformers import hf
 from torch.utils.checkpoint import checkpoint
 
 import torsh_runtime as tr
 from torsh_runtime.parallel.layouts import cut, layouts_of
 from torsh_runtime.parallel.tensor import Column, Cut, Heads, Part, Row, Scatter, Shared, Summed
-
-UNNEEDED = ("torchvision", "torchao")
-"""What transformers would take seconds to load."""
-absent = [name for name in UNNEEDED if name not in sys.modules]
-sys.modules.update(dict.fromkeys(absent))  # type: ignore[arg-type]
-import transformers as hf  # noqa: E402
-
-hf.PreTrainedModel  # noqa: B018  # which loads what all models need
-for name in absent:
-    del sys.modules[name]
 
 VOCABULARY, WIDTH, INNER, HEAD, LENGTH, ROWS, STEPS = 43, 32, 24, 8, 12, 2, 10
 Plan = dict[str, Any]

@@ -1,6 +1,5 @@
-"""A small GPT, trained as nanoGPT is: `gpt.py ddp | compiled | fsdp`."""
+"""A small GPT, trained as nanoGPT is, in each of these ways: `gpt.py [ddp] [compiled] [fsdp]`."""
 
-import os
 import sys
 
 import torch
@@ -56,9 +55,7 @@ def wrapped(kind: str) -> nn.Module:
 
 
 def main(kind: str) -> None:
-    dist.init_process_group("gloo" if kind == "ddp" else None)
-    rank = int(os.environ["RANK"])
-    torch.set_num_threads(1)
+    rank = dist.get_rank()
     torch.manual_seed(1337)
     model = wrapped(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -70,9 +67,12 @@ def main(kind: str) -> None:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        print("loss", step, rank, loss.item())
-    dist.barrier()
-    dist.destroy_process_group()
+        print("loss", kind, step, rank, loss.item())
 
 
-main(sys.argv[1])
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+for each in sys.argv[1:]:
+    main(each)
+dist.barrier()
+dist.destroy_process_group()

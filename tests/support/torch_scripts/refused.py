@@ -2,7 +2,7 @@
 
 import sys
 
-sys.modules["torchvision"] = None  # transformers loads it, which may be built for another torch
+sys.modules.update(torchvision=None, torchao=None)  # slow to load
 import torch  # noqa: E402
 from transformers import TrainingArguments  # noqa: E402
 

@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 
-sys.modules["torchvision"] = None  # transformers loads it, which may be built for another torch
+sys.modules.update(torchvision=None, torchao=None)  # slow to load
 import torch  # noqa: E402
 from transformers import (  # noqa: E402
     GPT2Config,
