@@ -126,7 +126,6 @@ def test_programs_bring_their_own_optimizer_schedule_and_data() -> None:
         ("spent", "has stepped before initialize()"),
         ("model", "model is a builtin_function_or_method"),
         ("auto", "pass auto= to DeepSpeedConfig"),
-        ("elementwise", "Adafactor"),
         ("step", "step() needs an optimizer"),
         ("unscaled", "call engine.backward(loss), or engine.scale(loss).backward()"),
         ("loss", "backward() takes a loss, one number in a tensor, and not one of shape (2,)"),
@@ -136,6 +135,10 @@ def test_what_cannot_be_is_refused_on_every_rank(name: str, told: str) -> None:
     for found in of_all("refused"):
         assert found[name].startswith("ConfigError: ")
         assert told in found[name]
+
+
+def test_optimizers_that_need_whole_parameters_step() -> None:
+    assert {found["whole"] for found in of_all("refused")} == {"nothing"}
 
 
 def test_what_is_not_there_of_deepspeed_says_where_to_look() -> None:

@@ -135,10 +135,10 @@ def pretraining(rank: int | None) -> nn.Module:
 
 def llama(rank: int | None) -> nn.Module:
     """A model of transformers, by the class of its layers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from support.lean_transformers import hf
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-    config = LlamaConfig(
+    config = hf.LlamaConfig(
         vocab_size=WORDS,
         hidden_size=WIDTH,
         intermediate_size=20,
@@ -148,7 +148,7 @@ def llama(rank: int | None) -> nn.Module:
         tie_word_embeddings=True,
     )
     torch.manual_seed(rank or 0)
-    model = LlamaForCausalLM(config)
+    model = hf.LlamaForCausalLM(config)
     if rank is not None:
         for module in model.modules():
             if isinstance(module, LlamaDecoderLayer):
