@@ -213,7 +213,7 @@ class Spread:
 def taken(whole: Any, piece: Piece, shape: tuple[int, ...]) -> Any | None:
     """Return the piece's elements of a whole array, in this shape; None if it does not fit.
 
-    The shape must be that of the piece's box, or have all its elements along the first dimension.
+    The shape must be that of the piece's box, or of some of its rows.
     """
     if whole.shape != piece.global_shape:
         return None
@@ -221,7 +221,8 @@ def taken(whole: Any, piece: Piece, shape: tuple[int, ...]) -> Any | None:
     flat = box.reshape(-1)[piece.start : piece.end]
     if shape == box.shape and piece.is_box:
         return box
-    return flat.reshape(shape) if shape[:1] == flat.shape and math.prod(shape[1:]) == 1 else None
+    are_rows = shape[1:] == box.shape[1:] and math.prod(shape) == flat.size
+    return flat.reshape(shape) if are_rows else None
 
 
 FEWEST = 64
