@@ -33,8 +33,8 @@ one of the rank's features is changed."""
 _LARGE = 64
 """The change, in units of the largest value: features have effect even on a mean of thousands."""
 
-_FUNCTIONS = FunctionType | BuiltinFunctionType
-_SWITCHES = str | bool | partial | MethodType | _FUNCTIONS
+_FUNCTIONS = FunctionType, BuiltinFunctionType
+_SWITCHES: tuple[type, ...] = (str, bool, partial, MethodType, *_FUNCTIONS)
 
 
 def watch_features(model: nn.Module, axis: Axis) -> None:
@@ -153,7 +153,7 @@ def _comparable(value: Any) -> Any:
         return tuple(map(_comparable, value))
     if isinstance(value, MethodType):
         return value.__func__
-    is_plain = value is None or isinstance(value, int | float | str | _FUNCTIONS)
+    is_plain = value is None or isinstance(value, (int, float, str, *_FUNCTIONS))
     return (type(value), value) if is_plain else id(value)
 
 
