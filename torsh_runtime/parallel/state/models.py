@@ -101,7 +101,7 @@ class ModelState:
         for plain in [each for each in unknown if each.rpartition(".")[2] == "_extra_state"]:
             whole_model: Any = model  # of torch, which alone has such state
             module = whole_model.get_submodule(unknown.pop(plain).rpartition(".")[0])
-            self.extra[f"{self._name}/{plain}"] = module
+            self.extra[f"{self._name}/{plain}"] = unwrapped(module)
         if unknown:
             raise ConfigError(
                 f"the model's state has {', '.join(sorted(unknown))}, which are no parameters or "
@@ -164,6 +164,8 @@ def unwrapped(model: Module) -> Any:
             model = model.module
         elif hasattr(model, "_orig_mod"):  # of torch.compile()
             model = model._orig_mod
+        elif hasattr(model, "_checkpoint_wrapped_module"):  # of torch's checkpoint_wrapper()
+            model = model._checkpoint_wrapped_module
         else:
             return model
 
