@@ -23,7 +23,7 @@ from torsh_runtime.checkpoint.saving import Save, Saver, outcome
 from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.errors import CheckpointError, ConfigError, TorshError
 from torsh_runtime.monitoring.marks import section
-from torsh_runtime.parallel.state import Restoration, check_state
+from torsh_runtime.parallel.state import Restoration, check_state, settle
 from torsh_runtime.transitions import Machine
 
 
@@ -220,6 +220,7 @@ class Checkpointer:
         """
         step = None if step is None else _step(step)
         self.wait()
+        settle((state or {}).values())
         passed_over: list[str] = []
         for number, path in self._candidates(step):
             loading = self._seen.during("loading", "idle", str(path))

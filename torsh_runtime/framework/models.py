@@ -80,6 +80,12 @@ def on_gradient(parameter: Tensor, call: Call) -> Call:
     return parameter.register_post_accumulate_grad_hook(OnGradient(call)).remove
 
 
+def has_hook_of_program(parameter: Tensor) -> bool:
+    """Return whether a program wants to be called when the parameter's gradient has come."""
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return any(not isinstance(each, OnGradient) for each in hooks.values())
+
+
 def on_forward(
     framework: Framework, module: Module, before: Call, after: Callable[[Any], None]
 ) -> None:

@@ -24,7 +24,7 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.state import Contents
 from torsh_runtime.parallel.state.contents import NotedReads
 from torsh_runtime.parallel.state.models import ModelState
-from torsh_runtime.parallel.state.optimizers import OptimizerState
+from torsh_runtime.parallel.state.optimizers import OptimizerState, settle
 from torsh_runtime.parallel.state.plain import encode
 from torsh_runtime.parallel.state.whole_optimizers import (
     WholeOptimizer,
@@ -128,6 +128,7 @@ def set_optimizer_state_dict(
     """
     chosen, ranks = StateDictOptions.of(options), Ranks.of_model(process_group)
     is_given = ranks.rank == 0 or not chosen.broadcast_from_rank0
+    settle(several(optimizers))
     for optimizer in several(optimizers):
         what = "tr.set_optimizer_state_dict()"
         with Attempt() as attempt:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import utils as nn_utils
 from torch.nn.utils import clip_grad
 
 from torsh_runtime.comm.group import ProcessGroup
@@ -21,10 +22,17 @@ _ASKED = "_torsh_asked"
 
 
 def watch_clipping() -> None:
-    """Change torch's clip_grad_norm_ from now on, also where programs have imported it."""
-    torch_clip: Any = clip_grad
-    torch_clip._get_total_norm = _noting(torch_clip._get_total_norm)
-    torch_clip._clip_grads_with_norm_ = _clipping(torch_clip._clip_grads_with_norm_)
+    """Change torch's clip_grad_norm_ and its parts from now on, also where programs have imported
+    them."""
+    for name, around in (("_get_total_norm", _noting), ("_clip_grads_with_norm_", _clipping)):
+        theirs: Any = getattr(clip_grad, name)
+        inner: Any = getattr(theirs, "__wrapped__", None)
+        cells = [each for each in theirs.__closure__ or () if each.cell_contents is inner]
+        if cells:  # all names of the decorated function call what it has there
+            cells[0].cell_contents = around(inner)
+        else:
+            setattr(clip_grad, name, around(theirs))
+            setattr(nn_utils, name[1:], around(theirs))
 
 
 def _noting(theirs: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,10 +7,8 @@ where a wrapper can arrange that.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from inspect import Parameter, signature
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,11 +20,12 @@ from torch.optim.optimizer import (
 from torsh_runtime.comm.agreement import agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import framework_of
 from torsh_runtime.framework.parts import Marks
 from torsh_runtime.integrations.torch.alike import Alike
 from torsh_runtime.integrations.torch.distributed_state import correct_state
 from torsh_runtime.integrations.torch.marks import groups_of, marked, marks_of
-from torsh_runtime.integrations.torch.trial import Stepped, trial, trial_of_each
+from torsh_runtime.integrations.torch.trial import STEPS, Stepped, trial, trial_of_each
 
 _ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
@@ -47,11 +46,6 @@ _ELEMENTWISE = frozenset(
 )
 
 
-@cache
-def _known() -> WeakKeyDictionary[Any, _Steps]:
-    return WeakKeyDictionary()
-
-
 def watch_steps() -> None:
     """Look at each optimizer's steps from now on."""
     register_optimizer_step_pre_hook(_before_step)
@@ -59,7 +53,7 @@ def watch_steps() -> None:
 
 
 def settle(optimizer: Any) -> None:
-    """Decide, once, how an optimizer can step. All ranks call it.
+    """Decide how an optimizer can step on its parameters. All ranks call it.
 
     Raises ConfigError on all ranks if it cannot.
     """
@@ -67,14 +61,14 @@ def settle(optimizer: Any) -> None:
 
 
 def _steps_of(optimizer: Any) -> _Steps:
-    known = _known()
-    if optimizer not in known:
-        known[optimizer] = _Steps()
-    return known[optimizer]
+    found: _Steps = vars(optimizer).setdefault(STEPS, _Steps())
+    return found
 
 
-def _before_step(optimizer: Any, given: Any, named: Any) -> None:
-    _steps_of(optimizer).begin(optimizer, bool(given[1:] or named))
+def _before_step(optimizer: Any, given: Any, named: Any) -> Any:
+    steps = _steps_of(optimizer)
+    steps.begin(optimizer, bool(given[1:] or named))
+    return steps.with_closure(optimizer, given, named)
 
 
 def _after_step(optimizer: Any, given: Any, named: Any) -> None:
@@ -98,36 +92,56 @@ class _Steps:
     def __init__(self) -> None:
         self._steps, self._due = 0, 1
         self._alike: Alike | None = None
-        self._is_settled = False
-        self._without: list[tuple[Any, Any]] = []
+        self._settled: frozenset[int] = frozenset()
+        """Parameters that have been looked at, by id()."""
+        self._has_owners = False
+        self._hidden: list[tuple[Any, Any]] = []
 
     def settle(self, optimizer: Any, has_closure: bool) -> None:
         """Let ranks own whole parameters if the optimizer needs them.
 
         Raises ConfigError on all ranks if it would go wrong even so.
         """
-        if self._is_settled:
-            return
         parts = {id(each): (each, marks) for each, marks in marked(optimizer) if marks.parts}
-        if parts and type(optimizer) in _ELEMENTWISE:
+        if parts.keys() <= self._settled:
+            return
+        if type(optimizer) in _ELEMENTWISE:
             _check_state(optimizer)
-        elif parts:
-            _arrange(optimizer, parts, has_closure)
-        self._is_settled = True
+        else:
+            self._has_owners |= _arrange(optimizer, parts, has_closure)
+        self._settled |= parts.keys()
 
     def begin(self, optimizer: Any, has_closure: bool) -> None:
         """Begin a step. Raises ConfigError on all ranks if it would go wrong."""
+        self.end()  # the last step, if an exception has broken it off
         self.settle(optimizer, has_closure)
         self._steps += 1
         if self._steps == self._due:
             self._check(optimizer)
         self._hide(optimizer)
 
+    def with_closure(self, optimizer: Any, given: Any, named: Any) -> Any:
+        """Return a step's arguments, with a closure after which empty parts are hidden again; None
+        if nothing is hidden."""
+        closure = named.get("closure", given[1] if len(given) > 1 else None)
+        if closure is None or not self._has_owners:
+            return None
+
+        def call() -> Any:
+            self.end()
+            found = closure()
+            self._hide(optimizer)
+            return found
+
+        if "closure" in named:
+            return given, {**named, "closure": call}
+        return (given[0], call, *given[2:]), named
+
     def end(self) -> None:
         """End a step."""
-        for parameter, gradient in self._without:
-            parameter.grad = gradient
-        self._without.clear()
+        for parameter, gradient in self._hidden:
+            framework_of(parameter).set_gradient(parameter, gradient)
+        self._hidden.clear()
 
     def _check(self, optimizer: Any) -> None:
         self._due *= 2
@@ -139,26 +153,27 @@ class _Steps:
             self._due = 0
 
     def _hide(self, optimizer: Any) -> None:
-        """Let the optimizer skip parameters of which this rank has no elements: some cannot step
-        on empty tensors."""
-        for each, marks in marked(optimizer):
+        """Let the optimizer skip parameters that other ranks own: some cannot step on empty
+        tensors."""
+        for each, marks in marked(optimizer) if self._has_owners else ():
             if marks.parts and each.grad is not None and not each.numel():
-                self._without.append((each, each.grad))
+                self._hidden.append((each, each.grad.data))
                 each.grad = None
 
 
 Parts = Mapping[int, tuple[Any, Marks]]
 
 
-def _arrange(optimizer: Any, parts: Parts, has_closure: bool) -> None:
-    """Let single ranks own whole parameters, unless the optimizer computes elementwise.
+def _arrange(optimizer: Any, parts: Parts, has_closure: bool) -> bool:
+    """Let single ranks own whole parameters, unless the optimizer computes elementwise. Return
+    whether they do.
 
     parts: the parameters of which ranks have parts, and their marks, by id().
     """
     groups = groups_of(marks for _, marks in parts.values())
     found = trial(optimizer, {key: marks for key, (_, marks) in parts.items()}, has_closure)
     if not _is_so_anywhere(groups, not (found.is_elementwise and found.is_certain)):
-        return
+        return False
     left = {key: _without_owned(marks) for key, (_, marks) in parts.items()}
     owned = trial_of_each(optimizer, left, has_closure)
     problem = _problem(optimizer, owned, parts)
@@ -171,6 +186,7 @@ def _arrange(optimizer: Any, parts: Parts, has_closure: bool) -> None:
             moved.setdefault(own, []).append(parameter)
     for own, parameters in moved.items():
         own(parameters)
+    return bool(moved)
 
 
 def _is_so_anywhere(groups: Sequence[ProcessGroup], is_so: bool) -> bool:

@@ -26,8 +26,9 @@ def mark(parameter: Any, mark: Part | Same) -> None:
     if marks is None:
         marks = Marks(parameter.dim())
         setattr(parameter, ATTRIBUTE, marks)
-    if isinstance(mark, Part):
-        marks.parts.append(mark)
+    if isinstance(mark, Part):  # a wrapper around another one marks its parameters again
+        same = [each for each in marks.parts if (each.group, each.dim) == (mark.group, mark.dim)]
+        marks.parts = [each for each in marks.parts if each not in same] + [mark]
     else:
         marks.same.append(mark)
 

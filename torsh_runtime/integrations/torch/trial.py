@@ -17,6 +17,8 @@ import torch
 from torsh_runtime.framework.parts import Marks, Part
 from torsh_runtime.layout import even_cuts
 
+STEPS = "_torsh_steps"
+"""The attribute of an optimizer that follows its steps."""
 _log = logging.getLogger("torsh_runtime")
 _SIZES, _LARGEST = (5, 4), (131, 129)
 """Sizes of the first dimensions, except a cut one; further dimensions have the last size. The
@@ -26,6 +28,8 @@ _GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0), (1.0,) * 24)
 changes, the third for those that estimate a rate from many steps."""
 _ROUNDING = 1e-3
 """Largest tolerated difference, relative to the largest change."""
+_RANKS = 2
+"""Parts that a small parameter is cut into, along each dimension in which its likes are cut."""
 _IN_COMMON = (
     "it changes a parameter by other parameters' gradients as well, as one that clips by a common "
     "norm or estimates a common learning rate does"
@@ -74,12 +78,14 @@ def _in_all(
     """Make an attempt with each kind of gradients, until one is not elementwise."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     devices = {each.device for each in parameters if each.device.type == "cuda"}
+    is_certain = False
     with torch.random.fork_rng(devices=devices):
         for growth in _GROWTHS:
             found = attempt(_Steps(optimizer, parameters, has_closure, growth), marked)
             if not found.is_elementwise:
-                break
-    return found
+                return found
+            is_certain |= found.is_certain
+    return found._replace(is_certain=is_certain)
 
 
 class _Steps(NamedTuple):
@@ -165,13 +171,15 @@ def _is_matrix(parameter: Any, marked: Mapping[int, Marks]) -> bool:
 
 
 def _compared(expected: list[Any], found: list[Any]) -> Stepped:
+    """Compare changes. Where nothing has changed, that says nothing."""
+    is_certain = any(bool(each.any()) for each in expected)
     for one, other in zip(expected, found, strict=True):
         largest = float(one.abs().max()) if one.numel() else 0.0
         differing = float((one - other.reshape(one.shape)).abs().max()) if one.numel() else 0.0
         if differing > _ROUNDING * max(largest, float(other.abs().max()) if one.numel() else 0.0):
             share = differing / max(largest, 1e-30)
             return Stepped(False, f"it changes a part otherwise than a whole, by {share:.2g} of it")
-    return Stepped(True)
+    return Stepped(True, is_certain=is_certain)
 
 
 class _Small:
@@ -189,9 +197,9 @@ class _Small:
         shape = [sizes[min(dim, len(sizes) - 1)] for dim in range(ndim)]
         for part in self._parts:
             if shape:
-                shape[part.dim] *= part.group.world_size + 1
+                shape[part.dim] *= _RANKS + 1
         dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
-        draw = partial(torch.randn, generator=generator, dtype=dtype)
+        draw = partial(torch.randn, generator=generator, dtype=dtype, device="cpu")
         self.values = draw(shape).to(parameter.device)
         self.slopes = draw(shape).to(parameter.device)
 
@@ -211,7 +219,7 @@ class _Small:
 
 
 def _cut(whole: Any, part: Part) -> Any:
-    rank, ranks = part.group.rank, part.group.world_size
+    rank, ranks = part.group.rank % _RANKS, _RANKS
     if not whole.dim():
         whole = whole.reshape(1)
     start, end = even_cuts(whole.shape[part.dim], ranks)[rank : rank + 2]
@@ -235,12 +243,19 @@ def _changes(
     own = [torch.nn.Parameter(each.clone()) for each in before]
     stand_ins = {id(each): small for each, small in zip(steps.parameters, own, strict=True)}
     copied = _copied(steps.optimizer, stand_ins)
-
+    step = _without_hooks(copied)
     for growth in steps.growth:
         closure = partial(_gradients, own, slopes, growth, chosen)
         closure()
-        copied.step(*(closure,) * steps.has_closure)
+        step(*(closure,) * steps.has_closure)
     return [each.detach() - first for each, first in zip(own, before, strict=True)]
+
+
+def _without_hooks(optimizer: Any) -> Callable[..., Any]:
+    """Return the optimizer's step() without what torch calls before and after it."""
+    step = type(optimizer).step
+    own = step.__wrapped__ if getattr(step, "hooked", False) else step
+    return partial(own, optimizer)
 
 
 def _gradients(
@@ -262,7 +277,7 @@ def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:
             copied.state = defaultdict(dict)
         elif name.startswith("_optimizer_"):
             vars(copied)[name] = OrderedDict()
-        elif name not in ("step", "zero_grad", "all_param_groups"):  # schedulers set some of them
+        elif name not in ("step", "zero_grad", "all_param_groups", STEPS):  # schedulers set some
             vars(copied)[name] = copy.deepcopy(value, memo)
     for group in copied.param_groups:
         if isinstance(group.get("lr"), float | int):

@@ -205,6 +205,10 @@ class StorageStrategy(ABC):
     def settle(self) -> None:
         """Let `gradients` be the averages, after all ranks have waited."""
 
+    def replace_gradient(self, number: int, values: Any) -> None:
+        """Let other values be this rank's gradient of a parameter."""
+        self.gradients[slice(*self._flat.span(number))] = values.reshape(-1)
+
     def met(self) -> None:  # noqa: B027  (most have nothing to do then)
         """Note that all ranks have met, and needed nothing that they had released before."""
 
@@ -359,7 +363,7 @@ class FSDPParam:
         if not is_again:
             self.adds = self._gradient is not None
             if self.adds and not self._framework.is_at(self._gradient, self._average()):
-                self._average()[...] = self._gradient
+                self.memory.replace_gradient(self.number, self._gradient)
         self.memory.take(self.number, gradient, self.adds or is_again)
         if not self.adds:
             self._gradient = self._average()
@@ -369,6 +373,13 @@ class FSDPParam:
         self._gradient = self._average()
         if is_shown:
             self._framework.set_gradient(self.parameter, self._gradient)
+
+    def take_gradient_over(self) -> None:
+        """Take the gradient that the parameter has between passes, which a program may have
+        replaced."""
+        self._gradient = None if self.parameter.grad is None else self.parameter.grad.data
+        if self.has_gradient and not self._framework.is_at(self._gradient, self._average()):
+            self.memory.replace_gradient(self.number, self._gradient)
 
     def succeed(self, other: FSDPParam, full: Any, gradients: Any) -> None:
         """Replace `other`, which had another part of the same parameter. full: the values of all

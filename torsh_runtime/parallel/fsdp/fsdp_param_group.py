@@ -19,6 +19,7 @@ from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError, ConfigError, GradientError
 from torsh_runtime.framework import Framework
+from torsh_runtime.framework.models import has_hook_of_program
 from torsh_runtime.framework.trees import leaves
 from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
@@ -161,6 +162,8 @@ class FSDPParamGroup:
         self, former: list[FSDPParam], memory: StorageStrategy, flats: list[FlatParameter]
     ) -> Iterator[tuple[FlatParameter, StorageStrategy, list[FSDPParam]]]:
         """Move parameters from one flat parameter to several others."""
+        for slot in former:
+            slot.take_gradient_over()
         full, gradients = memory.full(), memory.full_gradients()
         by_id = {id(slot.parameter): slot for slot in former}
         for flat in flats:
@@ -184,6 +187,12 @@ class FSDPParamGroup:
         for flat, memory in self.laid:
             flat.names = [f"{path}.{name}" for name in flat.names]
             memory.ledger = ledger
+
+    def named(self) -> list[tuple[str, Any]]:
+        """Return all parameters of the unit with their names."""
+        return [
+            each for flat, _ in self.laid for each in zip(flat.names, flat.parameters, strict=True)
+        ]
 
     @property
     def parameters(self) -> list[Any]:
@@ -219,6 +228,13 @@ class FSDPParamGroup:
 
     def train_more(self) -> None:
         """Take the gradients of parameters that have come to want some since they were wrapped."""
+        for name, parameter in self.named():
+            if has_hook_of_program(parameter):
+                raise ConfigError(
+                    f"a hook of register_post_accumulate_grad_hook() on {name!r} would be called "
+                    f"before gradients are averaged, and find none: call what it does after the "
+                    f"backward pass"
+                )
         if not any(slot.is_new for slot in self._slots):
             return
         for flat, _ in self.laid:

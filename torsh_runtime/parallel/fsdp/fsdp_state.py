@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommMismatch, ConfigError, GradientError
 from torsh_runtime.framework import Module, framework_of
@@ -117,6 +118,9 @@ class FSDPState:
                 "unsharded: let it step for the first time neither in a backward pass, nor within "
                 "unshard() or summon_full_params()"
             )
+        names = {id(each): name for unit in self.units for name, each in unit.named()}
+        wanted = [names[id(each)] for each in parameters]
+        agree(self._group, "the optimizer's step", {"parameters": wanted})
         self.rest()
         self.meet()
         owners = owners_of(self.units, {id(each) for each in parameters})
@@ -238,7 +242,9 @@ class FSDPState:
         """Reshard all units, and end what an exception has left behind."""
         if self._is_ending:
             self._void()
+        self._beginner = None
         for unit in self.units:
+            unit.unwatch()
             unit.reshard()
 
     def _void(self) -> None:

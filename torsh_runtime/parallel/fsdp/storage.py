@@ -44,6 +44,7 @@ class CommonStorage(StorageStrategy):
             self.shard = self._new(flat.own_size, self._precision.own)
             self._count(flat.own_size, self._precision.own)
         self._unsettled: dict[int, bool] = {}
+        self._former: Any = None
 
     def remade(self, flat: FlatParameter) -> CommonStorage:
         like, dtype = self._flat.parameters[0], self._precision.computed
@@ -71,9 +72,10 @@ class CommonStorage(StorageStrategy):
 
     def prepare(self) -> None:
         self._unsettled.clear()
-        if self.gradients is not None:
-            return
         flat, dtypes = self._flat, self._precision
+        if self.gradients is not None:
+            self._keep_former()
+            return
         made = common_memory(flat.parameters[0], flat.size, self._group, dtypes.reduced)
         self._all = cast(Values, made)  # as for `whole`
         self.gradients = self._reduced = self._all[flat.start : flat.end]
@@ -84,7 +86,7 @@ class CommonStorage(StorageStrategy):
 
     def take(self, number: int, gradient: Any, adds: bool) -> None:
         start, size = self._flat.starts[number], self._flat.sizes[number]
-        if self.gradients is not self._reduced:  # which settle() adds to
+        if self._flat.is_owned or self.gradients is not self._reduced:  # the owner adds in settle()
             is_again = number in self._unsettled
             self._unsettled.setdefault(number, adds)
             adds = is_again
@@ -102,10 +104,26 @@ class CommonStorage(StorageStrategy):
 
     def settle(self) -> None:
         for number, adds in self._unsettled.items():
-            span = self._flat.span(number)
-            target, source = (each[slice(*span)] for each in (self.gradients, self._reduced))
-            _write(target, source, adds)
+            own = slice(*self._flat.span(number))
+            if self.gradients is not self._reduced:
+                _write(self.gradients[own], self._reduced[own], adds)
+            elif adds:
+                self.gradients[own] += self._former[own]
         self._unsettled.clear()
+        self._former = None
+
+    def replace_gradient(self, number: int, values: Any) -> None:
+        if self._former is None:
+            super().replace_gradient(number, values)
+        else:
+            self._former[slice(*self._flat.span(number))] = values.reshape(-1)
+
+    def _keep_former(self) -> None:
+        """Keep the gradients of parameters that this rank owns, before ranks write new ones there:
+        only the owner knows whether its optimizer has removed them."""
+        has_any = any(each.grad is not None for each in self._flat.parameters)
+        is_needed = self._flat.is_owned and has_any and self.gradients is self._reduced
+        self._former = copied(self.gradients) if is_needed else None
 
 
 class GatheredStorage(StorageStrategy):

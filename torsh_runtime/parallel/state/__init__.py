@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from torsh_runtime.errors import CheckpointError, ConfigError
-from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import ShardedTensor
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.state.contents import Contents, Names, NotedReads, Source
 from torsh_runtime.parallel.state.loaders import LoaderState, is_loader
 from torsh_runtime.parallel.state.merging import merged_values
 from torsh_runtime.parallel.state.models import ModelState, is_model
-from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
+from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer, settle
 from torsh_runtime.parallel.state.plain import decode, encode
 from torsh_runtime.parallel.state.whole_optimizers import WholeOptimizer
 
@@ -26,6 +25,7 @@ __all__ = [
     "check_state",
     "contents_of",
     "merged_values",
+    "settle",
 ]
 
 
@@ -114,7 +114,7 @@ class Restoration:
         self._state, self._strict, self._place = state, strict, ranks
         self._loads: list[Callable[[], None]] = []
         self._found: dict[str, Any] = {}
-        _settle(state)
+        settle(state.values())
         for name, thing in _named(state, ranks):
             self._plan(name, thing)
         for name in noted.values.keys() - state.keys():
@@ -194,13 +194,6 @@ def _named(state: Mapping[str, Any], ranks: Place) -> Iterator[tuple[str, Any]]:
             yield name, LoaderState(name, thing, ranks.rank, ranks.world_size)
         else:
             yield name, thing
-
-
-def _settle(state: Mapping[str, Any]) -> None:
-    """Let optimizers decide which rank has what of their parameters, before state is loaded."""
-    for optimizer in filter(is_optimizer, state.values()):
-        for parameter in optimizer.param_groups[0]["params"][:1]:
-            framework_of(parameter).settle(optimizer)
 
 
 def _mesh(state: Mapping[str, Any]) -> DeviceMesh | None:

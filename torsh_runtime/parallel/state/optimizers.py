@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from torsh_runtime import framework as port
 from torsh_runtime.arrays.raw import empty, framework_of, is_array
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.framework import Tensor
@@ -170,6 +171,19 @@ class OptimizerState:
                 f"in all: build the optimizer for the same parameters"
             )
         return options
+
+
+def settle(things: Iterable[object]) -> None:
+    """Let optimizers among these decide which rank has what of their parameters, before state is
+    loaded. All ranks call it.
+
+    Raises ConfigError on all ranks for those that cannot step on parts.
+    """
+    for optimizer in things:
+        if is_optimizer(optimizer):
+            groups = getattr(optimizer, "param_groups", ())
+            for parameter in [each for group in groups for each in group["params"]][:1]:
+                port.framework_of(parameter).settle(optimizer)
 
 
 def is_optimizer(thing: object) -> bool:
