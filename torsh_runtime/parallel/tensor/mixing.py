@@ -133,13 +133,12 @@ def _kind_of(module: nn.Module) -> Any:
 
 def _switches(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield the attributes that may decide what a module computes. Numbers count in modules without
-    others, as the dim of a softmax, and not the numbers of layers that blocks have. What layers of
-    this package have depends on the rank, and all ranks must tell the same modules apart."""
-    if isinstance(module, Layer):
-        return
-    is_leaf = not module._modules
+    others, as the dim of a softmax, and not the numbers of layers that blocks have. Those of layers
+    that are cut depend on the rank, and all ranks must tell the same modules apart."""
+    has_numbers = not module._modules and not isinstance(module, Layer)
     for name, value in vars(module).items():
-        if isinstance(value, _SWITCHES) or (is_leaf and isinstance(value, int)):
+        is_switch = isinstance(value, _SWITCHES) or (has_numbers and isinstance(value, int))
+        if is_switch and name != "where":  # of a layer that is cut: its name
             yield name, _comparable(value)
 
 
