@@ -199,6 +199,35 @@ def test_a_model_that_does_not_fit_is_an_error_and_nothing_is_passed_over(tmp_pa
         checkpointer.load({"optimizer": training(3, bias=False)["optimizer"]})
 
 
+def test_a_model_is_loaded_from_what_another_one_was_saved_as(tmp_path: Path) -> None:
+    model, averaged = nn.Linear(2, 3), nn.Linear(2, 3)
+    optimizer = optim.SGD(model.parameters(), 0.1)
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, {"model": model, "ema": averaged, "optimizer": optimizer})
+    for names in ({"model/": "ema/"}, {"model": "ema"}):
+        other = nn.Linear(2, 3)
+        loaded = checkpointer.load({"model": other}, strict=False, names=names)
+        assert loaded is not None
+        assert (loaded.missing_keys, loaded.unexpected_keys) == ((), ())
+        np.testing.assert_array_equal(
+            other.weight.detach().numpy(), averaged.weight.detach().numpy()
+        )
+    small = nn.Linear(2, 3, bias=False)
+    loaded = checkpointer.load({"model": small}, strict=False, names={"model/": "ema/"})
+    assert loaded is not None
+    assert loaded.unexpected_keys == ("ema/bias",)
+
+
+@pytest.mark.parametrize("key", ["weight", "mod", "optimizer/", ""])
+def test_names_that_begin_with_no_model_are_refused(key: str, tmp_path: Path) -> None:
+    model = nn.Linear(2, 3)
+    state = {"model": model, "optimizer": optim.SGD(model.parameters(), 0.1)}
+    checkpointer = Checkpointer(tmp_path)
+    checkpointer.save(1, state)
+    with pytest.raises(ConfigError, match=f"names= maps '{key}', and .* begin .*: 'model/'"):
+        checkpointer.load(state, strict=False, names={key: "ema/"})
+
+
 def rewritten(path: Path, change: Any) -> None:
     """The manifest after a change, with a checksum that fits."""
     text = (path / "manifest.json").read_bytes().partition(b"\n")[2]

@@ -3,6 +3,7 @@ directories, and files of optimizers; by one process."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
@@ -91,6 +92,111 @@ def test_what_torch_has_saved_is_imported(nested: bool, kept: Any, tmp_path: Pat
     assert "can run any program: pass trust=True (--trust)" in said
     assert command("import", tmp_path / "theirs", tmp_path / "ours", "--trust") == (0, "")
     check_loads(tmp_path / "ours", model, optimizer if nested else None)
+
+
+class App:
+    """What the tutorial of torch.distributed.checkpoint keeps: a model and its optimizer."""
+
+    def __init__(self, model: Any, optimizer: Any) -> None:
+        self.states = of_torch.get_state_dict(model, optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(zip(("model", "optim"), self.states, strict=True))
+
+    def load_state_dict(self, state: Any) -> None:
+        raise NotImplementedError
+
+
+def trained(groups: bool = False, named: bool = False) -> tuple[Any, Any]:
+    """A model with a norm, and its optimizer after a step."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)]
+    model = torch.nn.Sequential(*layers)
+    parameters = model.named_parameters() if named else model.parameters()
+    given = [{"params": [each]} for each in parameters] if groups else parameters
+    optimizer = torch.optim.Adam(given, lr=0.25)
+    model(torch.randn(5, 4)).square().sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("kind", ["app", "numbers", "names in groups"])
+def test_optimizers_come_with_their_state(kind: str, tmp_path: Path) -> None:
+    model, optimizer = trained(kind == "names in groups", kind == "names in groups")
+    state: Any = {"model": model.state_dict(), "optim": optimizer.state_dict()}
+    if kind == "app":
+        state = {"app": App(model, optimizer), "epoch": 3}
+    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    part = "app.model" if kind == "app" else "model"
+    arguments = (tmp_path / "theirs", tmp_path / "ours", "--trust", "--part", part)
+    assert command("import", *arguments) == (0, "")
+    other = torch.nn.Sequential(*(copy.deepcopy(each) for each in model))
+    for each in other.parameters():
+        each.data.zero_()
+    groups = [{"params": [each]} for each in other.parameters()]
+    found = torch.optim.Adam(groups if "groups" in kind else other.parameters())
+    Checkpointer(tmp_path / "ours").load({"model": other, "optim": found})
+    assert difference(other.state_dict(), model.state_dict(), exact=True) == ""
+    expected = optimizer.state_dict()["state"]
+    assert len(expected) == 6
+    assert difference(found.state_dict()["state"], expected, exact=True) == ""
+    assert found.param_groups[0]["lr"] == 0.25
+
+
+def test_an_optimizer_of_unknown_parameters_is_left_out_by_name(tmp_path: Path) -> None:
+    model, optimizer = trained(groups=True)
+    other = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+    other.step()
+    states = {"model": model.state_dict(), "optim": optimizer.state_dict()}
+    dcp.save({**states, "few": other.state_dict()}, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    with pytest.warns(RuntimeWarning) as told:
+        import_state_dict(tmp_path / "theirs", tmp_path / "ours", trust=True)
+    said = sorted(str(each.message) for each in told if each.category is RuntimeWarning)
+    assert len(said) == 2
+    assert "the optimizer 'few' is left out: the state is of 2 parameters by number" in said[0]
+    assert "'optim' is left out: its state is by numbers, in 6 groups; save it by names" in said[1]
+    Checkpointer(tmp_path / "ours").load({"model": model})
+    with pytest.raises(CheckpointError, match="nothing was kept as 'optim'"):
+        Checkpointer(tmp_path / "ours").load({"model": model, "optim": optimizer})
+
+
+def test_a_name_of_no_model_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    state = {"app": App(*trained()), "ema": trained()[0].state_dict()}
+    dcp.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    for part in ("model", "app", "app.optim"):
+        said = command("import", tmp_path / "theirs", tmp_path / "ours", "--trust", "--part", part)
+        assert said[0] == 1
+        assert f"has no model named {part!r}; those that part= (--part) may" in said[1]
+        assert said[1].endswith(" are 'app.model', 'ema'\n")
+
+
+@pytest.mark.parametrize("place", [0, 40, 70, 80, 100, 150, 200, -300, -120, -60, -10])
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_damaged_files_of_torch_are_refused_in_a_line(
+    is_zip: bool, place: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "model.pt"
+    tensors = {"first": torch.zeros(3), "second": torch.zeros(2)}
+    torch.save(tensors, file, _use_new_zipfile_serialization=is_zip)
+    content = bytearray(file.read_bytes())
+    content[place] ^= 0xFF
+    content[place + 1] ^= 0x55
+    file.write_bytes(content)
+    code, said = command("import", file, tmp_path / "ours")
+    assert said.count("\n") == code
+    assert code == 0 or str(file) in said
+
+
+def test_tensors_that_are_not_dense_are_refused_by_name(tmp_path: Path) -> None:
+    for kind, tensor in {
+        "is sparse": torch.eye(3).to_sparse(),
+        "has no values": torch.empty(3, device="meta"),
+    }.items():
+        torch.save({"first": torch.zeros(2), "second": tensor}, tmp_path / "model.pt")
+        code, said = command("import", tmp_path / "model.pt", tmp_path / "ours")
+        assert code == 1
+        assert f"model.pt: 'second' {kind}" in said
+        assert said.count("\n") == 1
 
 
 class Planted:

@@ -29,8 +29,9 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, Res
         bodies: dict[str, Any] = {"saved": partial(state_dicts.saved, folder)}
         if ranks == 2:
             bodies["partly"] = partial(state_dicts.partly, folder)
-            names = ("parts", "extra", "partial_optimizers", "refused")  # the last leaves no group
+            names = ("parts", "extra", "partial_optimizers", "wrapped", "on_others")
             bodies |= {name: getattr(state_dicts, name) for name in names}
+            bodies["refused"] = state_dicts.refused  # which leaves no group
         found[ranks] = run_in_one_world(ranks, bodies, 60.0)
     return folder, found
 
@@ -81,6 +82,22 @@ def test_optimizers_take_state_by_numbers_and_in_part(
         assert found["left"] == []
 
 
+def test_layers_that_are_computed_again_have_their_own_names(
+    saved: tuple[Path, dict[int, Results]],
+) -> None:
+    for found in good(saved[1][2]["wrapped"]):
+        assert found == {"layers": "", "all": ""}
+
+
+def test_rank_0_gets_tensors_of_which_it_has_nothing(
+    saved: tuple[Path, dict[int, Results]],
+) -> None:
+    for found in good(saved[1][2]["on_others"]):
+        assert found["kinds"] == ["Tensor"]
+        assert found["names"] == ["1.bias", "1.weight"]
+        assert found["empty"] == (0, 4)
+
+
 def test_checkpoints_are_loaded_in_part(saved: tuple[Path, dict[int, Results]]) -> None:
     for found in good(saved[1][2]["partly"]):
         assert found["values"] == ""
@@ -100,6 +117,8 @@ def test_what_does_not_fit_is_refused_on_all_ranks(saved: tuple[Path, dict[int, 
         assert "a parameter of shape (2, 2) that is of no model" in found["stranger"]
         assert "first.weight' is float64 of shape (17, 17) there" in found["other part"]
         assert "which torch.distributed.checkpoint does not know: save with" in found["by torch"]
+        for name in ("parts for all", "parts of moments"):
+            assert "with broadcast_from_rank0 the other ranks need all of it" in found[name]
         assert "outside of summon_full_params(), and after reshard()" in found["held"]
         assert "'int' is no class of models" in found["no model"]
         assert "it must have 'state' and 'param_groups'" in found["form"]

@@ -13,6 +13,10 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.state_dict as of_torch
 from support.ddp_faults import raised
 from support.fsdp_training import Net
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
 
 import torsh_runtime as tr
 from torsh_runtime.layout import ShardedTensor
@@ -282,6 +286,8 @@ def refused(rank: int) -> dict[str, str]:
     other = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
     own = tr.StateDictOptions()
     sharded = tr.get_model_state_dict(training.model, options=own)
+    training.train(0, 1)
+    moments = get_it(training.model, training.optimizer, options=own)
     alone = {**model, "first.weight": sharded["inner.2.weight"]}
     return {
         "shape": raised(lambda: set_it(training.model, wrong)),
@@ -290,6 +296,12 @@ def refused(rank: int) -> dict[str, str]:
         "from first": raised(lambda: set_it(training.model, model, options=from_first)),
         "stranger": raised(lambda: get_it(training.model, other, options=ON_HOST)),
         "other part": raised(lambda: set_it(training.model, alone)),
+        "parts for all": raised(lambda: set_it(training.model, sharded, options=FROM_FIRST)),
+        "parts of moments": raised(
+            lambda: tr.set_optimizer_state_dict(
+                training.model, training.optimizer, moments, options=FROM_FIRST
+            )
+        ),
         "held": held,
         "no model": raised(lambda: tr.get_model_state_dict(3)),
         "by torch": _said_by_torch(sharded),
@@ -297,6 +309,51 @@ def refused(rank: int) -> dict[str, str]:
             lambda: tr.set_optimizer_state_dict(training.model, training.optimizer, {"a": 1})
         ),
         "alone": raised(lambda: training.states() if rank == 0 else tr.barrier()),
+    }
+
+
+def wrapped(rank: int) -> dict[str, str]:
+    """The states of models whose layers, or all of them, are in torch's checkpoint_wrapper."""
+    found = {}
+    for kind in ("layers", "all"):
+        torch.manual_seed(0)
+        plain = Extra()
+        model: Any = Extra()
+        if kind == "all":
+            model = checkpoint_wrapper(model)
+        else:
+            apply_activation_checkpointing(
+                model, check_fn=lambda each: isinstance(each, torch.nn.Linear)
+            )
+        tr.fully_shard(model)
+        tr.set_model_state_dict(model, plain.state_dict())
+        given = tr.get_model_state_dict(model, options=ON_ALL)
+        found[kind] = difference(given, plain.state_dict(), exact=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        state = tr.get_optimizer_state_dict(model, optimizer, options=ON_ALL)
+        assert state["param_groups"][0]["params"] == ["inner.weight", "inner.bias"]
+    return found
+
+
+def on_others(rank: int) -> dict[str, Any]:
+    """State of an optimizer that rank 0 has none of, and a cut parameter without elements."""
+    whole = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    whole[0].requires_grad_(False)
+    mesh = tr.init_device_mesh({"pp": tr.get_world_size()})
+    loss: Any = {"loss_fn": lambda out, _: out.square().mean(), "cuts": ["1"]}
+    pipeline = tr.PipelineParallel(whole, 2, mesh=mesh, **loss)
+    optimizer = torch.optim.AdamW(pipeline.module.parameters())
+    pipeline.step(torch.randn(4, 3), torch.randn(4, 3))
+    optimizer.step()
+    state = tr.get_optimizer_state_dict(pipeline, optimizer, options=ON_ALL)["state"]
+    empty = torch.nn.Linear(3, 3)
+    empty.nothing = torch.nn.Parameter(torch.zeros(0, 4))
+    tr.fully_shard(empty)
+    found = tr.get_model_state_dict(empty, options=ON_ALL)
+    return {
+        "kinds": sorted({type(each["exp_avg"]).__name__ for each in state.values()}),
+        "names": sorted(state),
+        "empty": tuple(found["nothing"].shape),
     }
 
 

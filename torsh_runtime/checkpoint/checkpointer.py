@@ -208,7 +208,8 @@ class Checkpointer:
                 `step`, or if tensors differ in name, shape or dtype from those of `state`, whose
                 contents are then undefined; and without a checkpoint if `state` holds a model that
                 save() could not save.
-            ConfigError: If `step` is no number of steps.
+            ConfigError: If `step` is no number of steps, or if `names` has a key that begins with
+                the name of no model in `state`.
             CommError: If communication fails.
 
         Example:

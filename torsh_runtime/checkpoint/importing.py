@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +19,22 @@ from torsh_runtime.checkpoint.checkpointer import Checkpointer
 from torsh_runtime.checkpoint.exporting import TORCH
 from torsh_runtime.checkpoint.reader import opened_file
 from torsh_runtime.checkpoint.tensor_file import read_header
-from torsh_runtime.errors import CheckpointError
-from torsh_runtime.parallel.state.whole_optimizers import WholeOptimizer, is_of_optimizer
+from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.parallel.state.merging import GROUPS
+from torsh_runtime.parallel.state.whole_optimizers import (
+    STATE,
+    WholeOptimizer,
+    by_names,
+    is_kept,
+    is_of_optimizer,
+)
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _LONGEST_INDEX = 100 << 20
 _METADATA = ".metadata"
+_OF_BATCH_NORM = ("running_mean", "running_var", "num_batches_tracked")
+"""Ends of the names of buffers, which optimizers do not have."""
+_BY_NAMES = "save it by names, as torch's get_optimizer_state_dict() gives it"
 
 
 def import_state_dict(
@@ -43,7 +54,8 @@ def import_state_dict(
             torch.distributed.checkpoint, of which optimizers are taken as well.
         directory: The directory of the checkpoints.
         step: The step of the checkpoint.
-        part: The name of the model in the state, and in a directory of torch's, if it has names.
+        part: The name of the model in the state, and in a directory of torch's, if it has names. In
+            such a directory it may be a path, as "app.model", whose last name the state has.
         trust: Whether pickles of torch.distributed.checkpoint may be loaded, which can run any
             program: pass True only for what you or people you trust have written.
 
@@ -77,16 +89,57 @@ def _read_dcp(source: Path, part: str, trust: bool) -> dict[str, Any]:
         )
     from torsh_runtime.checkpoint.dcp import read
 
-    found = read(source, part)
-    tensors = found.pop(part, None)
-    if not tensors or not _is_of_tensors(tensors):
-        raise CheckpointError(f"{source} has no model named {part!r}: pass the name as part=")
+    with _unpickling(source):
+        found = read(source, part)
+        name = part if part in found else part.rpartition(".")[2]
+        tensors = found.pop(name)
+        return {name: tensors, **dict(_optimizers(source, found, tensors))}
+
+
+def _optimizers(
+    source: Path, found: Mapping[str, Any], tensors: Mapping[str, Any]
+) -> Iterator[tuple[str, WholeOptimizer]]:
+    """Yield the optimizers of the model with these tensors, and warn of those that are left out."""
     shapes = {name: tuple(each.shape) for name, each in tensors.items()}
-    state: dict[str, Any] = {part: tensors}
     for name, each in found.items():
-        if is_of_optimizer(each):
-            state[name] = WholeOptimizer(name, each, shapes)
+        state = {STATE: {}, **each} if is_kept(each) else each  # as before the first step
+        if is_of_optimizer(state):
+            try:
+                yield name, WholeOptimizer(name, _by_names(state, shapes), shapes)
+            except ConfigError as error:
+                text = f"{source}: the optimizer {name!r} is left out: {error}"
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _by_names(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any]:
+    """Return the state of an optimizer by the names of parameters. Raises ConfigError if it is not
+    known whose state it is."""
+    groups = state[GROUPS]
+    if any(isinstance(each, int) for group in groups for each in group["params"]):
+        return _named(state, shapes)
+    strangers = [each for each in state[STATE] if each not in shapes]
+    if strangers:
+        raise ConfigError(f"it has state of {strangers[0]!r}, which the model does not have")
     return state
+
+
+def _named(state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Any]:
+    """Return state by numbers under the names that its groups have, or in the order of the model's
+    parameters."""
+    groups = state[GROUPS]
+    names = [each for group in groups for each in group.get("param_names", ())]
+    if not names and len(groups) > 1:
+        raise ConfigError(f"its state is by numbers, in {len(groups)} groups; {_BY_NAMES}")
+    names = names or [each for each in shapes if not each.endswith(_OF_BATCH_NORM)]
+    numbered = {int(key): each for key, each in state[STATE].items()}
+    named = by_names({STATE: numbered, GROUPS: groups}, names)
+    for name, each in named[STATE].items():
+        for key, value in each.items():
+            if name not in shapes or (np.ndim(value) and value.shape != shapes[name]):
+                raise ConfigError(
+                    f"its state is by numbers, and {key!r} does not fit {name!r}; {_BY_NAMES}"
+                )
+    return named
 
 
 def _read_shards(source: Path) -> dict[str, Any]:
@@ -136,18 +189,32 @@ def _opened(source: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def _read_torch(source: Path) -> dict[str, Any]:
-    import pickle
-
     import torch
 
-    try:
-        with _opened(source) as (file, _):
-            tensors = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(f"{source} cannot be read: {error}") from None
+    with _unpickling(source), _opened(source) as (file, _):
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
     if not isinstance(tensors, dict) or not _is_of_tensors(tensors):
         raise CheckpointError(f"{source} is no dict of tensors by name, as state_dict() gives it")
+    for name, each in tensors.items():
+        if each.layout is not torch.strided or each.is_meta or each.is_quantized:
+            kind = "has no values" if each.is_meta else "is sparse or quantized"
+            raise CheckpointError(f"{source}: {name!r} {kind}, and only dense tensors are kept")
     return tensors
+
+
+@contextmanager
+def _unpickling(source: Path) -> Iterator[None]:
+    """Raise CheckpointError, in a line, for whatever this block raises: a pickle may raise anything
+    if it is damaged."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise CheckpointError(
+            f"{source} cannot be read: {type(error).__name__}: {first!r}"
+        ) from None
 
 
 def _is_of_tensors(state: Mapping[Any, Any]) -> bool:

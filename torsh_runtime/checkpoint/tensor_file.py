@@ -114,6 +114,7 @@ def read_header(read: Any, size: int) -> dict[str, Stored]:
         for name, each in header.items():
             if name != "__metadata__":
                 found[name] = _stored(name, each, 8 + length, size)
+        _check_apart(found)
     except (ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise CheckpointError(f"it is no safetensors file: {error!r}") from None
     return found
@@ -129,3 +130,13 @@ def _stored(name: str, told: Any, start: int, size: int) -> Stored:
     if last - first != stored.num_bytes or start + last > size:
         raise ValueError(f"{name!r} does not lie in the file")
     return stored
+
+
+def _check_apart(found: Mapping[str, Stored]) -> None:
+    """Raise ValueError if tensors have bytes in common, which the format forbids."""
+    end, before = 0, ""
+    for name, each in sorted(found.items(), key=lambda pair: pair[1].start):
+        if each.num_bytes:
+            if each.start < end:
+                raise ValueError(f"{before!r} and {name!r} have bytes in common")
+            end, before = each.start + each.num_bytes, name

@@ -29,8 +29,10 @@ class Held:
 
     @property
     def given(self) -> dict[int, Piece]:
-        """Return the pieces that make up the tensor, rank 0's first. Raises ConfigError if some are
-        missing."""
+        """Return the pieces that make up the tensor, rank 0's first; all pieces of one without
+        elements. Raises ConfigError if some are missing."""
+        if not math.prod(self.shape):
+            return self.pieces
         places = [*self.pieces]
         needed = {place for place, _ in cover(Piece.whole(self.shape), [*self.pieces.values()])}
         return {rank: self.pieces[rank] for at, rank in enumerate(places) if at in needed}
@@ -69,7 +71,8 @@ class WholeTensors:
         found = {name: each for name, each in contents.tensors.items() if self._is_own(name)}
         self._own = {self._plain(n): each for n, each in found.items()}
         self._own = {name: each for name, each in self._own.items() if name not in without}
-        self.like = next((each.values for each in self._own.values()), None)
+        known = (*self._own.values(), *contents.tensors.values())  # the model's if there are none
+        self.like = next((each.values for each in known), None)
         self.aliases = {
             self._plain(name): self._plain(to)
             for name, to in contents.aliases.items()

@@ -60,8 +60,8 @@ def set_model_state_dict(
 
     Raises:
         CheckpointError: On all ranks, before anything has changed, if names are missing or
-            unexpected and `strict` is set, or for tensors of another shape or dtype. Floating point
-            numbers are cast.
+            unexpected and `strict` is set, for tensors of another shape or dtype, or if rank 0 is
+            to broadcast tensors that are not whole. Floating point numbers are cast.
 
     Example:
         ```python
@@ -75,6 +75,7 @@ def set_model_state_dict(
     with Attempt() as attempt:
         own = ModelState(MODEL, model_in(model), mesh)
         given = _contents_of_model(model_state_dict, own)
+        _check_broadcast(given, chosen, ranks)
     ranks.agree(f"cannot begin {what}", attempt.error)
     source = _source(given, chosen, ranks)
     with Attempt() as attempt:
@@ -139,6 +140,7 @@ def set_optimizer_state_dict(
             with attempt:
                 named = _named(optim_state_dict, optimizer, pieces)
                 WholeOptimizer(OPTIMIZER, named, shapes).keep(given)
+                _check_broadcast(given, chosen, ranks)
         ranks.agree(f"cannot begin {what}", attempt.error)
         source = _source(given, chosen, ranks)
         with Attempt() as attempt:
@@ -162,6 +164,20 @@ def _contents_of_model(given: Mapping[str, Any], own: ModelState) -> Contents:
         if to not in found.tensors and name in found.tensors:
             found.aliases[to] = name
     return found
+
+
+def _check_broadcast(given: Contents, chosen: StateDictOptions, ranks: Ranks) -> None:
+    """Raise CheckpointError if rank 0 is to broadcast what is no whole tensor."""
+    if not chosen.broadcast_from_rank0 or ranks.rank:
+        return
+    for name, each in given.tensors.items():
+        if not each.piece.is_whole:
+            raise CheckpointError(
+                f"{name.partition('/')[2]!r} is elements {each.piece.label} of a tensor, and with "
+                f"broadcast_from_rank0 the other ranks need all of it: pass whole tensors, as with "
+                f"full_state_dict=True, or let each rank pass its own parts without "
+                f"broadcast_from_rank0"
+            )
 
 
 def _source(given: Contents, chosen: StateDictOptions, ranks: Ranks) -> InMemory:

@@ -106,8 +106,10 @@ class Restoration:
         strict: whether what models and optimizers have must have been kept. names: beginnings of
         models' names, with those that they were kept with.
 
-        Raises CheckpointError for what was not kept, or in another shape or dtype.
+        Raises CheckpointError for what was not kept, or in another shape or dtype, and ConfigError
+        for `names` of no model in the state.
         """
+        _check_names(names or {}, state)
         self._source = noted = NotedReads(source, strict, Names(names or {}))
         self._state, self._strict, self._place = state, strict, ranks
         self._loads: list[Callable[[], None]] = []
@@ -127,7 +129,7 @@ class Restoration:
         noted, kept, known = self._source, set[str](), set[str]()
         for name, thing in _named(self._state, self._place):
             if isinstance(thing, ModelState):
-                kept.update(noted.names(f"{noted.name_of(name)}/"))
+                kept.update(noted.names(noted.name_of(f"{name}/")))
                 known.update(map(noted.name_of, thing.names))
         return tuple(noted.missing), tuple(sorted(kept - known))
 
@@ -158,6 +160,18 @@ class Restoration:
         elif "/" not in name:
             kept = ", ".join(sorted({each.split("/")[0] for each in noted.names("")}))
             raise CheckpointError(f"nothing was kept as {name!r}; there are {kept or 'no tensors'}")
+
+
+def _check_names(names: Mapping[str, str], state: Mapping[str, Any]) -> None:
+    """Raise ConfigError for the beginning of a name that nothing in the state can have."""
+    models = [name for name, each in state.items() if is_model(each)]
+    for key in names:
+        if key.partition("/")[0] not in models:
+            known = ", ".join(repr(f"{each}/") for each in models) or "no models in the state"
+            raise ConfigError(
+                f"names= maps {key!r}, and names of models begin with their keys in the state: "
+                f"{known}"
+            )
 
 
 def _named(state: Mapping[str, Any], ranks: Place) -> Iterator[tuple[str, Any]]:

@@ -71,10 +71,10 @@ class ModelState:
 
     def _look(self, model: Module) -> None:
         with parts_are_meant():
-            unknown = set(model.state_dict())
+            unknown = {_without_wrappers(key): key for key in model.state_dict()}
         for key, parameter in model.named_parameters(remove_duplicate=False):
-            unknown.discard(key)
-            name = _without_compiler(key)
+            name = _without_wrappers(key)
+            unknown.pop(name, None)
             if id(parameter) in self.pieces:
                 first = self.pieces[id(parameter)][0]
                 self.aliases[f"{self._name}/{name}"] = f"{self._name}/{first}"
@@ -92,17 +92,16 @@ class ModelState:
                 )
             self._tensors[f"{self._name}/{name}"] = ShardedTensor(values, piece)
         for key, buffer in _buffers(model):
-            if key in unknown:
-                unknown.discard(key)
+            plain = _without_wrappers(key)
+            if unknown.pop(plain, None):
                 whole = Piece.whole(tuple(buffer.shape))
-                name = f"{self._name}/{_without_compiler(key)}"
+                name = f"{self._name}/{plain}"
                 self._tensors[name] = ShardedTensor(buffer.data, whole)
                 self._buffers.add(name)
-        for key in [each for each in unknown if each.rpartition(".")[2] == "_extra_state"]:
-            unknown.discard(key)
+        for plain in [each for each in unknown if each.rpartition(".")[2] == "_extra_state"]:
             whole_model: Any = model  # of torch, which alone has such state
-            module = whole_model.get_submodule(key.rpartition(".")[0])
-            self.extra[f"{self._name}/{_without_compiler(key)}"] = module
+            module = whole_model.get_submodule(unknown.pop(plain).rpartition(".")[0])
+            self.extra[f"{self._name}/{plain}"] = unwrapped(module)
         if unknown:
             raise ConfigError(
                 f"the model's state has {', '.join(sorted(unknown))}, which are no parameters or "
@@ -165,6 +164,8 @@ def unwrapped(model: Module) -> Any:
             model = model.module
         elif hasattr(model, "_orig_mod"):  # of torch.compile()
             model = model._orig_mod
+        elif hasattr(model, "_checkpoint_wrapped_module"):  # of torch's checkpoint_wrapper()
+            model = model._checkpoint_wrapped_module
         else:
             return model
 
@@ -175,5 +176,6 @@ def _parts(model: Module) -> dict[int, Piece]:
     return {key: piece for each in found for key, piece in each.pieces().items()}
 
 
-def _without_compiler(name: str) -> str:
-    return name.replace("_orig_mod.", "")
+def _without_wrappers(name: str) -> str:
+    """Return a name without what torch.compile() and torch's checkpoint_wrapper() add to it."""
+    return name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")

@@ -60,6 +60,11 @@ def test_what_the_package_writes_is_read() -> None:
         {"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, -8]}},
         {"a": {"dtype": "F32", "shape": [200], "data_offsets": [0, 800]}},
         {"a": {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]}},
+        {name: {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} for name in "ab"},
+        {
+            "a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]},
+            "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        },
         {"a": {"dtype": "F99", "shape": [2], "data_offsets": [0, 8]}},
         {"a": {"dtype": "F32", "shape": "ab"}},
         {"a": 3},
@@ -77,6 +82,18 @@ def test_a_header_that_lies_is_refused(header: object) -> None:
 
     with pytest.raises(CheckpointError, match="no safetensors file"):
         read_header(read, content.getbuffer().nbytes)
+
+
+def test_tensors_without_elements_may_begin_where_others_do() -> None:
+    places = {"a": (2, [0, 8]), "b": (0, [0, 0]), "c": (0, [4, 4]), "d": (1, [8, 12])}
+    told = {
+        name: {"dtype": "F32", "shape": [size], "data_offsets": each}
+        for name, (size, each) in places.items()
+    }
+    text = json.dumps(told).encode()
+    content = struct.pack("<Q", len(text)) + text + bytes(12)
+    found = read_header(lambda start, n: content[start : start + n], len(content))
+    assert {*found} == {*places}
 
 
 @given(st.binary(max_size=64))
