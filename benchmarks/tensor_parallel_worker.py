@@ -73,8 +73,10 @@ Names = tuple[tuple[str, ...], tuple[str, ...]]
 def by_ours(model: nn.Module, names: Names) -> None:
     import torsh_runtime as tr
 
-    plan: dict[str, Any] = {f"*.{name}": tr.Column() for name in names[0]}
-    tr.parallelize(model, None, plan | {f"*.{name}": tr.Row() for name in names[1]})
+    units = dict.fromkeys(("query", "key", "value", "out"), _HEAD)
+    plan: dict[str, Any] = {f"*.{name}": tr.Column(unit=units.get(name, 1)) for name in names[0]}
+    rows = {f"*.{name}": tr.Row(unit=units.get(name, 1)) for name in names[1]}
+    tr.parallelize(model, None, plan | rows)
 
 
 def by_torch(model: nn.Module, names: Names) -> None:

@@ -12,6 +12,7 @@ from torshrun.failure.kinds import Diagnosis, Kind
 from torshrun.failure.rank_report import RankReport
 from torshrun.failure.recognition import diagnose_words
 from torshrun.failure.root_cause import Certainty
+from torshrun.failure.suspect import from_words
 from torshrun.failure.wording import Verdict, does, where_it_waits
 from torshrun.text import format_ranks
 
@@ -43,8 +44,10 @@ def never_created(case: Incident) -> Verdict | None:
 def _kept_from_it(others: Sequence[RankReport], lack: str) -> Verdict | None:
     """Blame the only rank that had handled an exception, among ranks that continued without making
     what the others lack; None if it is not only one.
+
+    An exception that names other ranks, as one that the end of the job raises does, is no cause.
     """
-    handled = [each for each in others if each.logged]
+    handled = [each for each in others if each.logged and not from_words([each.logged])]
     if len(handled) != 1:
         return None
     first = handled[0]

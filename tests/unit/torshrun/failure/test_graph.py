@@ -913,6 +913,10 @@ def test_who_handled_an_exception_before_was_kept_by_that_from_making_it() -> No
     assert "had handled an exception (KeyError: '№')" in finding.reading.why
     several = found(handled, stopped(3, IN_BARRIER, logged="x"), *waiting, hang="no progress")
     assert several.ranks != (0,)
+    lost = "torsh_runtime.errors.PeerLost: rank 0 was lost during all_reduce (operation 4)"
+    ended = stopped(3, IN_BARRIER, logged=lost)
+    assert found(ended, *waiting, hang="no progress").ranks == (1, 2)
+    assert found(handled, ended, *waiting, hang="no progress").ranks == (0,)
 
 
 @pytest.mark.parametrize(
