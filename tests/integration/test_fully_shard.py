@@ -63,9 +63,8 @@ def results(key: Any) -> list[Any]:
 @pytest.mark.parametrize("gathers", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_programs_train_as_one_process_does(name: str, gathers: bool, ranks: int) -> None:
-    if name == "llama":
-        if not importlib.util.find_spec("transformers"):
-            pytest.skip("needs transformers")
+    if name == "llama" and not importlib.util.find_spec("transformers"):
+        pytest.skip("needs transformers")
     from support import fully_sharding
 
     states = whole(trained(ranks)[name, gathers])

@@ -212,8 +212,8 @@ TRAINING = (
         "",
         "zero_allow_untested_optimizer:bool zero_force_ds_cpu_optimizer:bool",
         NO_EFFECT,
-        "Any optimizer that treats each parameter by itself is taken, and others are refused at the "
-        "first step.",
+        "Any optimizer that treats each parameter by itself is taken, and others are refused at "
+        "the first step.",
     ),
     Keys(
         "",
