@@ -50,6 +50,32 @@ def test_parameters_are_those_of_one_process(kind: str, way: Any, ranks: int) ->
     assert max(each_of(ranks, (kind, way))) < EXACT
 
 
+HABITS = (
+    "clears",
+    "fails",
+    "asks",
+    "adds_groups",
+    "replaces",
+    "clips_by_parts",
+    "fails_in_forward",
+    "set whole",
+)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("habit", HABITS)
+def test_habits_of_programs_end_as_in_one_process(habit: str, ranks: int) -> None:
+    assert max(each_of(ranks, habit)) < EXACT
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_what_would_go_wrong_is_refused_on_all_ranks(ranks: int) -> None:
+    first, *others = each_of(ranks, "refused")
+    assert others == [first] * (ranks - 1)
+    assert "on 'scale' would be called before gradients are averaged" in first["hook"]
+    assert "the optimizer's step differs between ranks" in first["other parameters"]
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 def test_parts_are_rows_and_then_whole_parameters(ranks: int) -> None:
     told = each_of(ranks, "shapes")

@@ -6,11 +6,13 @@ What one process computes is compared with.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from support.ddp_faults import raised
 from support.fsdp_training import without_common_memory
 from torch import nn
 from torch.nn import functional
@@ -223,6 +225,152 @@ def same_bits(rank: int, ranks: int) -> bool:
     )
 
 
+def _loss(model: Any, step: int, rows: slice) -> Any:
+    generator = torch.Generator().manual_seed(step)
+    words, wanted = (torch.randint(WORDS, (12, 5), generator=generator)[rows] for _ in range(2))
+    return functional.cross_entropy(model(words).flatten(0, 1), wanted.flatten())
+
+
+class Clears(Lamb):
+    """Removes gradients when it has stepped."""
+
+    def step(self, closure: Any = None) -> None:
+        super().step(closure)
+        self.zero_grad()
+
+
+class Fails(Lamb):
+    """Cannot step for the first time."""
+
+    def step(self, closure: Any = None) -> None:
+        if not self.state:
+            self.state["tried"]
+            raise KeyError("first")
+        super().step(closure)
+
+
+class Asks(Lamb):
+    """Computes the loss itself, and needs an element of each gradient."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        with torch.enable_grad():
+            closure()
+        for group in self.param_groups:
+            for each in group["params"]:
+                assert each.grad is None or each.grad.abs().max() >= 0
+        super().step()
+
+
+def clears(model: Any, rows: slice) -> None:
+    optimizer = Clears(model.parameters())
+    for step in range(4):
+        _loss(model, step, rows).backward()
+        if step % 2:
+            optimizer.step()
+
+
+def fails(model: Any, rows: slice) -> None:
+    optimizer = Fails(model.parameters())
+    for step in range(4):
+        _loss(model, step, rows).backward()
+        with suppress(KeyError):
+            optimizer.step()
+        if step:
+            optimizer.zero_grad()
+
+
+def asks(model: Any, rows: slice) -> None:
+    optimizer = Asks(model.parameters())
+    for step in range(4):
+
+        def closure(step: int = step) -> Any:
+            loss = _loss(model, step, rows)
+            loss.backward()  # in addition to those of the step before
+            return loss
+
+        optimizer.step(closure)
+
+
+def adds_groups(model: Any, rows: slice) -> None:
+    named = [*model.named_parameters()]
+    optimizer = Lamb([each for name, each in named if "inner.0" in name])
+    for step in range(4):
+        if step == 2:
+            optimizer.add_param_group({"params": [p for name, p in named if "inner.1" in name]})
+        optimizer.zero_grad()
+        _loss(model, step, rows).backward()
+        optimizer.step()
+
+
+def replaces(model: Any, rows: slice) -> None:
+    optimizer = Lamb(model.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        _loss(model, step, rows).backward()
+        for each in model.parameters():
+            each.grad = each.grad.sign() + each.grad
+        optimizer.step()
+
+
+def clips_by_parts(model: Any, rows: slice) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        _loss(model, step, rows).backward()
+        norm = nn.utils.get_total_norm([each.grad for each in model.parameters()])
+        nn.utils.clip_grads_with_norm_(model.parameters(), 0.1, norm)
+        optimizer.step()
+
+
+def fails_in_forward(model: Any, rows: slice) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for step in range(3):
+        with suppress(IndexError):
+            model(torch.full((2, 3), WORDS))
+        optimizer.zero_grad()
+        _loss(model, step, rows).backward()
+        optimizer.step()
+
+
+HABITS = (clears, fails, asks, adds_groups, replaces, clips_by_parts, fails_in_forward)
+"""Programs that do something unusual, which ends as in one process."""
+
+
+def habit(program: Callable[[Any, slice], None], rank: int, ranks: int) -> float:
+    model, one = _wrapped(), Net()
+    program(model, own_rows(rank, ranks))
+    program(one, slice(None))
+    found, expected = model.state_dict(), one.state_dict()
+    return max(float((found[key] - expected[key]).abs().max()) for key in expected)
+
+
+def set_whole(rank: int, ranks: int) -> float:
+    """The state of one process's optimizer, set into a model that no step has arranged yet."""
+    one, model = Net(), _wrapped()
+    whole, parts = (Lamb(each.parameters()) for each in (one, model))
+    train(one, [whole], range(3), slice(None))
+    tr.set_model_state_dict(model, one.state_dict())
+    options = tr.StateDictOptions(full_state_dict=True)
+    tr.set_optimizer_state_dict(model, parts, whole.state_dict(), options=options)
+    train(one, [whole], range(3, 6), slice(None))
+    train(model, [parts], range(3, 6), own_rows(rank, ranks))
+    found, expected = model.state_dict(), one.state_dict()
+    return max(float((found[key] - expected[key]).abs().max()) for key in expected)
+
+
+def refused(rank: int) -> dict[str, str]:
+    """What is raised for what would go wrong."""
+    hooked, filtered = _wrapped(), _wrapped()
+    hooked.module.scale.register_post_accumulate_grad_hook(lambda _: None)
+    optimizer = Lamb([each for each in filtered.parameters() if each.numel()])
+    _loss(filtered, 0, slice(None)).backward()
+    return {
+        "hook": raised(lambda: _loss(hooked, 0, slice(None))),
+        "other parameters": raised(optimizer.step),
+    }
+
+
 def bodies(ranks: int, folder: Path) -> dict[Any, Any]:
     """Each scene by its name, a function of the rank."""
     found: dict[Any, Any] = {}
@@ -233,6 +381,10 @@ def bodies(ranks: int, folder: Path) -> dict[Any, Any]:
         found[name, "loaded"] = partial(difference, name, ranks=ranks, gathers=False, saved=saved)
     if "Muon" in KINDS:
         found["bits"] = partial(same_bits, ranks=ranks)
+    for program in HABITS:
+        found[program.__name__] = partial(habit, program, ranks=ranks)
+    found["set whole"] = partial(set_whole, ranks=ranks)
+    found["refused"] = refused
     found["shapes"] = partial(shapes, ranks=ranks)
     found["kept"] = partial(kept_gradients, ranks=ranks)
     return found

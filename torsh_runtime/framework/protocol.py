@@ -345,6 +345,10 @@ class Framework(Protocol[T, V, M]):
     def on_state_dict(self, module: M, before: Call) -> None:
         """Call before() whenever the state of a module is asked for."""
 
+    def on_broken_forward(self, module: M, call: Call) -> None:
+        """Call it when a forward pass of the module has raised an exception, if the framework can
+        tell."""
+
     def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the same function, hidden from a compiler of models."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -229,6 +230,13 @@ class TorchFramework:
     def on_state_dict(self, module: Module, before: Call) -> None:
         remember: Any = module.register_state_dict_pre_hook
         remember(lambda *_: before())
+
+    def on_broken_forward(self, module: Module, call: Call) -> None:
+        def after(_: Any, __: Any, outputs: Any) -> None:
+            if outputs is None and sys.exc_info()[0] is not None:
+                call()
+
+        module.register_forward_hook(self.untraced(after), always_call=True)
 
     def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
         disable: Any = torch.compiler.disable

@@ -190,6 +190,9 @@ class NnFramework:
     def on_state_dict(self, module: Module, before: Call) -> None:
         pass
 
+    def on_broken_forward(self, module: Module, call: object) -> None:
+        pass  # hooks are not called then
+
     def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return call
 

@@ -150,6 +150,8 @@ class FSDPState:
             partial(pass_on, FSDPState._before_forward),
             partial(pass_on, FSDPState._after_forward),
         )
+        broke_off = partial(pass_on, FSDPState._on_broken_forward)
+        self._framework.on_broken_forward(unit.module, broke_off)
         unit.on_gradients(partial(pass_on, FSDPState._on_gradient))
 
     def hold(self) -> None:
@@ -309,6 +311,13 @@ class FSDPState:
         elif not (unit.is_lent or unit is self._beginner):
             unit.show_own() if is_kept else unit.reshard()
             unit.watch(self._watched)
+
+    def _on_broken_forward(self, unit: FSDPParamGroup) -> None:
+        """Show parts and gradients, which a program may remove before it goes on."""
+        if unit is self._beginner:
+            for each in self.units:
+                each.unwatch()
+                each.show_own()
 
     def _end_forward(self, unit: FSDPParamGroup, is_kept: bool) -> None:
         self._beginner = None
