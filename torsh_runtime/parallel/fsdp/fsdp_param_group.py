@@ -228,13 +228,13 @@ class FSDPParamGroup:
 
     def train_more(self) -> None:
         """Take the gradients of parameters that have come to want some since they were wrapped."""
-        for name, parameter in self.named():
-            if has_hook_of_program(parameter):
-                raise ConfigError(
-                    f"a hook of register_post_accumulate_grad_hook() on {name!r} would be called "
-                    f"before gradients are averaged, and find none: call what it does after the "
-                    f"backward pass"
-                )
+        if any(has_hook_of_program(slot.parameter) for slot in self._slots):
+            hooked = (name for name, each in self.named() if has_hook_of_program(each))
+            raise ConfigError(
+                f"a hook of register_post_accumulate_grad_hook() on {next(hooked)!r} would be "
+                f"called before gradients are averaged, and find none: call what it does after the "
+                f"backward pass"
+            )
         if not any(slot.is_new for slot in self._slots):
             return
         for flat, _ in self.laid:
