@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -94,44 +93,6 @@ def mixed(rank: int) -> dict[str, str]:
     return found
 
 
-class Switched(nn.Module):
-    """Mixes features if it is told to, or in training only."""
-
-    def __init__(self, mixes: bool | None) -> None:
-        super().__init__()
-        self.up, self.down, self.mixes = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH), mixes
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixes = self.training if self.mixes is None else self.mixes
-        hidden = self.up(x)
-        found: Tensor = self.down(hidden.softmax(-1) if mixes else hidden.relu())
-        return found
-
-
-PAIRS: dict[str, Callable[[], list[Any]]] = {
-    "bools": lambda: [Switched(False), Switched(True)],
-    "partials": lambda: [Hidden(partial(torch.softmax, dim=each)) for each in (0, -1)],
-    "functions of partials": lambda: [
-        Hidden(partial(each)) for each in (functional.relu, MIXING["softmax"])
-    ],
-    "numbers": lambda: [Hidden(nn.Softmax(each)) for each in (0, -1)],
-}
-
-
-def kinds(rank: int) -> dict[str, str]:
-    """What is said where only the second module of a class mixes features, or the first one in
-    training after evaluation."""
-    found = {}
-    for name, modules in PAIRS.items():
-        model = nn.Sequential(*modules()).double()
-        tr.parallelize(model, None, {f"*.{key}": each for key, each in PLAN.items()})
-        found[name] = raised(lambda each=model: each(_inputs()))
-    model = tr.parallelize(Switched(None).double(), None, PLAN).eval()
-    model(_inputs())
-    found["training"] = raised(lambda each=model: each.train()(_inputs()))
-    return found
-
-
 def apart(rank: int) -> dict[str, float]:
     """How far results are from one process's where features are not mixed across ranks."""
     found = {}
@@ -162,7 +123,6 @@ def _hooks_left() -> int:
     copied = copy.deepcopy(model)
     for each in (model, copied):
         each(_inputs())
-        each.eval()(_inputs())
     names = ("_forward_hooks", "_forward_pre_hooks")
     modules = [*model.modules(), *copied.modules()]
     return sum(len(getattr(each, name)) for each in modules for name in names)

@@ -226,8 +226,9 @@ class FSDPParamGroup:
         for _, memory in self.laid:
             memory.publish()
 
-    def train_more(self) -> None:
-        """Take the gradients of parameters that have come to want some since they were wrapped."""
+    def check_hooks(self) -> None:
+        """Raise ConfigError if a program wants gradients when they come, which are not averaged
+        then."""
         if any(has_hook_of_program(slot.parameter) for slot in self._slots):
             hooked = (name for name, each in self.named() if has_hook_of_program(each))
             raise ConfigError(
@@ -235,6 +236,9 @@ class FSDPParamGroup:
                 f"called before gradients are averaged, and find none: call what it does after the "
                 f"backward pass"
             )
+
+    def train_more(self) -> None:
+        """Take the gradients of parameters that have come to want some since they were wrapped."""
         if not any(slot.is_new for slot in self._slots):
             return
         for flat, _ in self.laid:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Self
 
 import torch
@@ -23,7 +23,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.trees import leaves, mapped
 from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.parallel.tensor.axis import Axis
-from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, Layer, RowParallelLinear
+from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 from torsh_runtime.parallel.tensor.plan import Row
 from torsh_runtime.parallel.tensor.watching import is_watched
 
@@ -33,20 +33,14 @@ one of the rank's features is changed."""
 _LARGE = 64
 """The change, in units of the largest value: features have effect even on a mean of thousands."""
 
-_FUNCTIONS = FunctionType, BuiltinFunctionType
-_SWITCHES: tuple[type, ...] = (str, bool, partial, MethodType, *_FUNCTIONS)
-
 
 def watch_features(model: nn.Module, axis: Axis) -> None:
     """Make the first call of each kind of module that holds Columns and their Row raise
-    ConfigError, on all ranks, if it mixes features that are on different ranks. The first call in
-    training is watched, and so is the first one in evaluation."""
-    running: list[_Mixing] = []
-    begins = [_Begin(axis, training, running) for training in (True, False)]
+    ConfigError, on all ranks, if it mixes features that are on different ranks."""
+    begin = _Begin(axis)
     for module in _holders(model):
         if not any(isinstance(each, _Begin) for each in module._forward_pre_hooks.values()):
-            for begin in begins:
-                module.register_forward_pre_hook(begin, prepend=True)
+            module.register_forward_pre_hook(begin, prepend=True)
 
 
 def _holders(model: nn.Module) -> list[nn.Module]:
@@ -78,22 +72,19 @@ def _sums_features(module: Any) -> bool:
 
 
 class _Begin:
-    """Watches a module in its first call in training, or else in evaluation. All modules of a model
-    share it."""
+    """Watches a module in its first call. All modules of a model share it."""
 
-    def __init__(self, axis: Axis, training: bool, running: list[_Mixing]) -> None:
-        self._axis, self._training = axis, training
+    def __init__(self, axis: Axis) -> None:
+        self._axis = axis
         self._known = set[Any]()
-        self._running = running
+        self._is_watching = False
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         """Begin to watch, unless such a module is known, or cannot be watched now."""
-        if module.training is not self._training or torch.compiler.is_compiling():
-            return
-        if self._running or not is_watched.get():
+        if torch.compiler.is_compiling() or self._is_watching or not is_watched.get():
             return
         if has_modes() or torch._C._is_tracing():  # these record what is computed
             return
@@ -106,7 +97,7 @@ class _Begin:
 
         def end(module: nn.Module, inputs: Any, outputs: Any) -> None:
             mixing.stop()
-            self._running.clear()
+            self._is_watching = False
             for each in handles:
                 each.remove()
             if mixing.has_seen_rows and outputs is not None:  # None: it has raised
@@ -116,12 +107,12 @@ class _Begin:
                 agree(self._axis.group, what, problem=mixing.problem)
 
         handles.append(module.register_forward_hook(end, always_call=True))
-        self._running.append(mixing)
+        self._is_watching = True
         mixing.start()
 
     def _forget(self, module: nn.Module) -> None:
         for each in module.modules():
-            hooks = each._forward_pre_hooks if each.training is self._training else {}
+            hooks = each._forward_pre_hooks
             for number in [number for number, hook in hooks.items() if hook is self]:
                 del hooks[number]
 
@@ -132,28 +123,9 @@ def _kind_of(module: nn.Module) -> Any:
 
 
 def _switches(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that may decide what a module computes. Numbers count in modules without
-    others, as the dim of a softmax, and not the numbers of layers that blocks have. Those of layers
-    that are cut depend on the rank, and all ranks must tell the same modules apart."""
-    has_numbers = not module._modules and not isinstance(module, Layer)
     for name, value in vars(module).items():
-        is_switch = isinstance(value, _SWITCHES) or (has_numbers and isinstance(value, int))
-        if is_switch and name != "where":  # of a layer that is cut: its name
-            yield name, _comparable(value)
-
-
-def _comparable(value: Any) -> Any:
-    """Return what is equal for values by which modules compute alike."""
-    if isinstance(value, partial):
-        return partial, *map(_comparable, (value.func, value.args, value.keywords))
-    if isinstance(value, dict):
-        return tuple((key, _comparable(each)) for key, each in value.items())
-    if isinstance(value, tuple | list):
-        return tuple(map(_comparable, value))
-    if isinstance(value, MethodType):
-        return value.__func__
-    is_plain = value is None or isinstance(value, (int, float, str, *_FUNCTIONS))
-    return (type(value), value) if is_plain else id(value)
+        if isinstance(value, str | FunctionType | BuiltinFunctionType) and name != "where":
+            yield name, value
 
 
 def _watched_layers(module: nn.Module, mixing: _Mixing) -> Iterator[Any]:
