@@ -277,9 +277,9 @@ class FSDPState:
     def _before_forward(self, unit: FSDPParamGroup) -> None:
         is_again = self._framework.in_backward()  # a checkpoint computes it once more
         if not is_again and self._begins(unit):
+            self.begin()
             for each in self.units if self._framework.is_grad_enabled() else ():
                 each.check_hooks()
-            self.begin()
             self._beginner = unit
             for each in self.units:
                 each.watch(self._watched)
