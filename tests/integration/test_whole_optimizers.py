@@ -57,6 +57,7 @@ HABITS = (
     "adds_groups",
     "replaces",
     "clips_by_parts",
+    "goes_back_twice",
     "fails_in_forward",
     "set whole",
 )

@@ -323,6 +323,20 @@ def clips_by_parts(model: Any, rows: slice) -> None:
         optimizer.step()
 
 
+def goes_back_twice(model: Any, rows: slice) -> None:
+    """Two forward passes before two backward passes, and two backward passes of one."""
+    optimizer = Lamb(model.parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        first, second = _loss(model, step, rows), _loss(model, step + 10, rows)
+        first.backward()
+        second.backward()
+        third = _loss(model, step + 20, rows)
+        third.backward(retain_graph=True)
+        third.backward()
+        optimizer.step()
+
+
 def fails_in_forward(model: Any, rows: slice) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(3):
@@ -333,7 +347,16 @@ def fails_in_forward(model: Any, rows: slice) -> None:
         optimizer.step()
 
 
-HABITS = (clears, fails, asks, adds_groups, replaces, clips_by_parts, fails_in_forward)
+HABITS = (
+    clears,
+    fails,
+    asks,
+    adds_groups,
+    replaces,
+    clips_by_parts,
+    goes_back_twice,
+    fails_in_forward,
+)
 """Programs that do something unusual, which ends as in one process."""
 
 

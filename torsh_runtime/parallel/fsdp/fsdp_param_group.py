@@ -110,12 +110,7 @@ class FSDPParamGroup:
         self.options = options
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
-        slots = [
-            FSDPParam(framework, flat, memory, number)
-            for flat, memory in laid
-            for number in range(len(flat.parameters))
-        ]
-        self._place(laid, slots)
+        self._place(laid, [slot for each in laid for slot in self._slots_of(*each)])
         self._machine = Machine("fsdp", ShardedState.SHARDED)
         self.is_lent = False
         """Whether it stays whole from its first use in a forward pass to the end of the backward
@@ -127,6 +122,10 @@ class FSDPParamGroup:
             slot.be_own()
         for _, memory in laid:
             memory.reshard()
+
+    def _slots_of(self, flat: FlatParameter, memory: StorageStrategy) -> list[FSDPParam]:
+        numbers = range(len(flat.parameters))
+        return [FSDPParam(self._framework, flat, memory, number) for number in numbers]
 
     def _place(
         self, laid: list[tuple[FlatParameter, StorageStrategy]], slots: list[FSDPParam]
@@ -170,10 +169,7 @@ class FSDPParamGroup:
             storage = memory.remade(flat)
             if gradients is not None:
                 storage.prepare()
-            slots = [
-                FSDPParam(self._framework, flat, storage, number)
-                for number in range(len(flat.parameters))
-            ]
+            slots = self._slots_of(flat, storage)
             for slot in slots:
                 slot.succeed(by_id[id(slot.parameter)], full, gradients)
             storage.reshard()

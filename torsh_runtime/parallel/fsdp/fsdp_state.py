@@ -317,6 +317,7 @@ class FSDPState:
     def _on_broken_forward(self, unit: FSDPParamGroup) -> None:
         """Show parts and gradients, which a program may remove before it goes on."""
         if unit is self._beginner:
+            self._beginner = None
             for each in self.units:
                 each.unwatch()
                 each.show_own()

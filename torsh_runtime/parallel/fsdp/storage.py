@@ -44,7 +44,6 @@ class CommonStorage(StorageStrategy):
             self.shard = self._new(flat.own_size, self._precision.own)
             self._count(flat.own_size, self._precision.own)
         self._unsettled: dict[int, bool] = {}
-        self._former: Any = None
 
     def remade(self, flat: FlatParameter) -> CommonStorage:
         like, dtype = self._flat.parameters[0], self._precision.computed
@@ -72,21 +71,21 @@ class CommonStorage(StorageStrategy):
 
     def prepare(self) -> None:
         self._unsettled.clear()
-        flat, dtypes = self._flat, self._precision
         if self.gradients is not None:
-            self._keep_former()
             return
+        flat, dtypes = self._flat, self._precision
         made = common_memory(flat.parameters[0], flat.size, self._group, dtypes.reduced)
         self._all = cast(Values, made)  # as for `whole`
         self.gradients = self._reduced = self._all[flat.start : flat.end]
         self._count(flat.own_size, dtypes.reduced)
-        if dtypes.reduced != dtypes.gradients:
+        # Only its owner knows whether an optimizer has removed a gradient, and so whether to add.
+        if flat.is_owned or dtypes.reduced != dtypes.gradients:
             self.gradients = self._new(flat.own_size, dtypes.gradients)
             self._count(flat.own_size, dtypes.gradients)
 
     def take(self, number: int, gradient: Any, adds: bool) -> None:
         start, size = self._flat.starts[number], self._flat.sizes[number]
-        if self._flat.is_owned or self.gradients is not self._reduced:  # the owner adds in settle()
+        if self.gradients is not self._reduced:  # which settle() adds to
             is_again = number in self._unsettled
             self._unsettled.setdefault(number, adds)
             adds = is_again
@@ -105,25 +104,8 @@ class CommonStorage(StorageStrategy):
     def settle(self) -> None:
         for number, adds in self._unsettled.items():
             own = slice(*self._flat.span(number))
-            if self.gradients is not self._reduced:
-                _write(self.gradients[own], self._reduced[own], adds)
-            elif adds:
-                self.gradients[own] += self._former[own]
+            _write(self.gradients[own], self._reduced[own], adds)
         self._unsettled.clear()
-        self._former = None
-
-    def replace_gradient(self, number: int, values: Any) -> None:
-        if self._former is None:
-            super().replace_gradient(number, values)
-        else:
-            self._former[slice(*self._flat.span(number))] = values.reshape(-1)
-
-    def _keep_former(self) -> None:
-        """Keep the gradients of parameters that this rank owns, before ranks write new ones there:
-        only the owner knows whether its optimizer has removed them."""
-        has_any = any(each.grad is not None for each in self._flat.parameters)
-        is_needed = self._flat.is_owned and has_any and self.gradients is self._reduced
-        self._former = copied(self.gradients) if is_needed else None
 
 
 class GatheredStorage(StorageStrategy):
