@@ -16,6 +16,7 @@ GPU_PATTERNS = (
         r"peer GPU memory over nvlink or a hardware error|GPU is lost|ERROR_GPU_IS_LOST|"
         r"fallen off the bus|[Uu]nable to determine the device handle|row.?remap\w* (?:fail|pend)|"
         r"\bXid \((?:PCI:)?[\da-f:.]+\): (?:48|62|64|74|79|95|119|120|140)\b|"
+        r"\ba GPU of \S+ is broken: |"
         r"GPU recovery action changed from .* to \S+ \(.*Re(?:set|boot) Required",
         "The GPU itself is broken, or the system has lost it.",
         _DRAIN,

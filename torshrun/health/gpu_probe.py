@@ -1,0 +1,116 @@
+"""Asks NVML about this node's GPUs, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torshrun.health.gpu_health import GpuReading, readings
+from torshrun.procfs import ROOT
+from torshrun.topology.gpus import visible
+
+_PROGRAM = str(Path(__file__).with_name("nvml.py"))
+_MOST_BYTES = 1 << 20
+
+
+class GpuProbe:
+    """Reads the GPUs that workers may use; any thread may ask.
+
+    Where there is no NVIDIA GPU, nothing is started and nothing is known.
+    """
+
+    def __init__(self, environ: Mapping[str, str], root: Path = ROOT) -> None:
+        self._lock = threading.Lock()
+        self._rest = b""
+        self.failure = ""
+        """Reason why nothing is known any more; "" if there is none."""
+        self._process: subprocess.Popen[bytes] | None = None
+        is_nvidia = any((root / "dev").glob("nvidia[0-9]*"))
+        self.places = tuple(gpu.pci for gpu in visible(environ, root)) if is_nvidia else ()
+        if self.places:
+            with suppress(OSError):
+                self._process = _start(environ)
+
+    @property
+    def knows(self) -> bool:
+        """Return whether it can be asked."""
+        return self._process is not None
+
+    def read(self, seconds: float) -> tuple[GpuReading, ...]:
+        """Return what is known of each GPU; () if nothing is within `seconds`.
+
+        Then the process is ended, and nothing is known from then on.
+        """
+        with self._lock:
+            if self._process is None:
+                return ()
+            try:
+                told = self._ask(self._process, seconds)
+            except (OSError, ValueError) as error:
+                self.failure = f"the GPUs' driver cannot be asked: {error}"
+                self._end()
+                return ()
+        return readings(told, self.places)
+
+    def close(self) -> None:
+        """End the process. One that hangs in its driver is left to the kernel."""
+        with self._lock:
+            self._end()
+
+    def _ask(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
+        """Return the answer. Raise OSError or ValueError if there is none, or it tells of one."""
+        assert process.stdin is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        told = json.loads(self._line(process, seconds))
+        if not isinstance(told, dict) or told.get("error"):
+            raise OSError(told["error"] if isinstance(told, dict) else "it makes no sense")
+        return told
+
+    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+        """Return the next line. Raise OSError if none comes in time, or the process has ended."""
+        assert process.stdout is not None
+        until, waiting = time.monotonic() + seconds, select.poll()
+        waiting.register(process.stdout, select.POLLIN)
+        while b"\n" not in self._rest:
+            left = max(0.0, until - time.monotonic())
+            if not waiting.poll(1000 * left):
+                raise TimeoutError(f"it has not answered for {seconds:g} s")
+            came = os.read(process.stdout.fileno(), 1 << 16)
+            if not came or len(self._rest) > _MOST_BYTES:
+                raise OSError("the process that asks it has ended")
+            self._rest += came
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe:
+                with suppress(OSError):
+                    pipe.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+
+
+def _start(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environ,
+        start_new_session=True,  # signals of a terminal are for the job
+    )
