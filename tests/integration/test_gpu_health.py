@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from support.launcher import Launcher
 from support.nodes import QUICK, Job
 from support.nvml import MISSING, FakeNvml, may_mount, on_gpu_machine
+from support.ports import free_port
 
 from torshrun import exit_codes
 
@@ -142,3 +144,27 @@ def test_a_node_with_a_broken_gpu_leaves_and_the_others_go_on(
         assert code == 0, output
         assert "GPU 3 (0000:4b:00.0): row remapping failed" in output
         assert "ran on 1" in output
+
+
+def test_metrics_tell_of_gpus_at_each_scrape(launcher: Launcher, node: GpuNode) -> None:
+    script = launcher.script("""
+        open("running", "w")
+        while not os.path.exists("end"):
+            time.sleep(0.05)
+    """)
+    port = free_port()
+    options = "--nproc-per-node=1", f"--metrics-port={port}"
+    process = launcher.start(*options, script, within=node.within)
+    launcher.wait_for("running")
+    assert 'torsh_gpu_temperature{gpu="0",rank="0"} 61.0' in scraped(port)
+    node.nvml.tell({0: {"power": 99_000}}, ["xid 0 31"])
+    text = scraped(port)
+    assert 'torsh_gpu_power_watts{gpu="0",rank="0"} 99.0' in text
+    assert 'torsh_gpu_xid_total{gpu="0",rank="0"} 1.0' in text
+    launcher.make("end")
+    assert process.wait(60) == 0
+
+
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response:
+        return str(response.read().decode())

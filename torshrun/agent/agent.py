@@ -90,7 +90,8 @@ class Agent:
         self._group = WorkerGroup(
             self.keeper, self.pump, self._loop, self, self.commit_memory.inherited()
         )
-        self._telemetry = Telemetry(config, self._group)
+        self._gpus = GpuChecks(make_probe(self.spec.environ), lambda text: self._tell.say(text))
+        self._telemetry = Telemetry(config, self._group, self._gpus.read)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record, self._keep_finding)
         self._watchdog = Watchdog(self._group, config.agent_timeout, self._on_heartbeat)
         self._keeper_watchdog = KeeperWatchdog(self.keeper, config.agent_timeout, self._tell.say)
@@ -110,7 +111,6 @@ class Agent:
             config.run_id,
             lambda: self._diagnosis.node_rank,
         )
-        self._gpus = GpuChecks(make_probe(self.spec.environ), os.uname().nodename, say)
         self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ if TYPE_CHECKING:  # few nodes that start jobs have a GPU
 
 PATIENCE = 20.0
 """Seconds that the driver may take to answer; its first use may initialise GPUs."""
+SCRAPE_SECONDS = 3.0
+"""Seconds that it may take while a client waits for metrics."""
 
 
 def make_probe(environ: Mapping[str, str]) -> GpuProbe | None:
@@ -27,9 +30,8 @@ def make_probe(environ: Mapping[str, str]) -> GpuProbe | None:
 class GpuChecks:
     """Compares each reading with the one before."""
 
-    def __init__(self, probe: GpuProbe | None, host: str, say: Callable[[str], None]) -> None:
+    def __init__(self, probe: GpuProbe | None, say: Callable[[str], None]) -> None:
         self._probe = probe
-        self._host = host
         self._say = say
         self._before: tuple[GpuReading, ...] = ()
 
@@ -50,7 +52,11 @@ class GpuChecks:
         for remark in remarks(now, self._before):
             self._say(remark)
         self._before = now
-        return f"a GPU of {self._host} is broken: {'; '.join(found)}" if found else ""
+        return f"a GPU of {os.uname().nodename} is broken: {'; '.join(found)}" if found else ""
+
+    def read(self) -> tuple[GpuReading, ...]:
+        """Return what is known of the GPUs now; () if nothing is. Any thread may ask."""
+        return self._probe.read(SCRAPE_SECONDS, gives_up=False) if self._probe else ()
 
     def close(self) -> None:
         if self._probe:

@@ -55,7 +55,9 @@ class GpuReading:
     reasons: int = 0
     """Flags of why its clocks are lowered."""
     xids: tuple[int, ...] = ()
-    """Xids since the agent began, the oldest first."""
+    """Its last Xids since the agent began, the oldest first."""
+    xid_count: int = 0
+    """The number of all of them."""
 
     @property
     def name(self) -> str:
@@ -147,4 +149,5 @@ def _remarks(now: GpuReading, before: GpuReading | None) -> Iterator[str]:
 
 
 def _new_xids(now: GpuReading, before: GpuReading | None) -> tuple[int, ...]:
-    return now.xids[len(before.xids) if before else 0 :]
+    count = min(now.xid_count - (before.xid_count if before else 0), len(now.xids))
+    return now.xids[len(now.xids) - count :]

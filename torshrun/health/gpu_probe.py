@@ -31,6 +31,8 @@ class GpuProbe:
     def __init__(self, environ: Mapping[str, str], root: Path = ROOT) -> None:
         self._lock = threading.Lock()
         self._rest = b""
+        self._is_asked = False
+        """Whether a question has no answer yet."""
         self.failure = ""
         """Reason why nothing is known any more; "" if there is none."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -45,21 +47,28 @@ class GpuProbe:
         """Return whether it can be asked."""
         return self._process is not None
 
-    def read(self, seconds: float) -> tuple[GpuReading, ...]:
+    def read(self, seconds: float, *, gives_up: bool = True) -> tuple[GpuReading, ...]:
         """Return what is known of each GPU; () if nothing is within `seconds`.
 
-        Then the process is ended, and nothing is known from then on.
+        Then the process is ended if this call `gives_up`, and nothing is known from then on.
         """
         with self._lock:
             if self._process is None:
                 return ()
             try:
                 told = self._ask(self._process, seconds)
+            except TimeoutError as error:
+                if gives_up:
+                    self._fail(error)
+                return ()
             except (OSError, ValueError) as error:
-                self.failure = f"the GPUs' driver cannot be asked: {error}"
-                self._end()
+                self._fail(error)
                 return ()
         return readings(told, self.places)
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = f"the GPUs' driver cannot be asked: {error}"
+        self._end()
 
     def close(self) -> None:
         """End the process. One that hangs in its driver is left to the kernel."""
@@ -69,8 +78,11 @@ class GpuProbe:
     def _ask(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
         """Return the answer. Raise OSError or ValueError if there is none, or it tells of one."""
         assert process.stdin is not None
+        if self._is_asked:  # somebody who has gone since: it may be old
+            self._line(process, seconds)
         process.stdin.write(b"\n")
         process.stdin.flush()
+        self._is_asked = True
         told = json.loads(self._line(process, seconds))
         if not isinstance(told, dict) or told.get("error"):
             raise OSError(told["error"] if isinstance(told, dict) else "it makes no sense")
@@ -89,6 +101,7 @@ class GpuProbe:
             if not came or len(self._rest) > _MOST_BYTES:
                 raise OSError("the process that asks it has ended")
             self._rest += came
+        self._is_asked = False
         line, _, self._rest = self._rest.partition(b"\n")
         return line
 

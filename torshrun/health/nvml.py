@@ -96,7 +96,8 @@ class Nvml:
         found = [self._gpu(index) for index in range(count.value)]
         self._take_events()
         for each in found:
-            each["xids"] = self._xids.get(each.pop("handle", 0), [])[-MOST_XIDS:]
+            xids = self._xids.get(each.pop("handle", 0), [])
+            each |= {"xids": xids[-MOST_XIDS:], "xid_count": len(xids)}
         return {"gpus": found}
 
     def _gpu(self, index: int) -> dict[str, Any]:
