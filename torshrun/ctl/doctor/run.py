@@ -17,6 +17,7 @@ from torshrun.config.job import Address, RendezvousConfig
 from torshrun.ctl.doctor import (
     accelerators,
     environment,
+    fabric,
     interfaces,
     kernel,
     limits,
@@ -36,7 +37,7 @@ from torshrun.rendezvous.asking import REQUEST_TIMEOUT
 from torshrun.topology.cpus import usable_cpus
 
 AREAS = (
-    *("versions", "machine", "kernel", "gpus", "network", "names", "ports", "limits"),
+    *("versions", "machine", "kernel", "gpus", "fabric", "network", "names", "ports", "limits"),
     *("environment", "etcd", "rendezvous", "links"),
 )
 PROBLEMS = 1
@@ -127,6 +128,7 @@ def _local(wanted: Wanted, environ: Mapping[str, str]) -> list[Examination]:
         examination("machine", machine.gather, machine.check),
         examination("kernel", kernel.gather, kernel.check),
         examination("gpus", partial(accelerators.gather, environ, seconds), accelerators.check),
+        examination("fabric", partial(fabric.gather, environ), fabric.check),
         examination("network", partial(interfaces.gather, ways, environ), interfaces.check),
         examination("names", partial(names.gather, hosts, seconds), names.check),
         examination("ports", gather_ports, ports.check),
