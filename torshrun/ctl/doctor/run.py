@@ -61,6 +61,8 @@ class Wanted:
     peers: tuple[Address, ...]
     all_pairs: bool
     network_check: bool
+    with_gpus: bool
+    """Whether the network check is of GPUs."""
     seconds: float
     """Seconds that a probe, a look-up or a request may take."""
     only: frozenset[str] = frozenset()
@@ -106,7 +108,8 @@ def diagnose(wanted: Wanted, environ: Mapping[str, str], say: Say) -> Report:
     areas: dict[str, tuple[Finding, ...]] = {}
     for stage in planned:
         areas |= examine(stage, _MARGIN * wanted.seconds + 10.0)
-    measuring = Measuring(wanted.peers, doctor_key(wanted.secret), say)
+    key = doctor_key(wanted.secret)
+    measuring = Measuring(wanted.peers, key, say, wanted.with_gpus)
     if measures_links:
         areas["links"] = measuring.run(
             all_pairs=wanted.all_pairs, network_check=wanted.network_check
