@@ -114,7 +114,7 @@ int nvmlEventSetCreate(void **set) { *set = &given; return 0; }
 
 int nvmlDeviceRegisterEvents(void *device, u64 kinds, void *set) {
     (void)device, (void)set;
-    return kinds & 8 ? 0 : NOT_SUPPORTED;
+    return kinds == 8 ? 0 : NOT_SUPPORTED;
 }
 
 struct event { void *device; u64 type, data; unsigned gpu_instance, compute_instance; };

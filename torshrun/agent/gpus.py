@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # few nodes that start jobs have a GPU
 
 PATIENCE = 20.0
 """Seconds that the driver may take to answer; its first use may initialise GPUs."""
-SCRAPE_SECONDS = 3.0
+SCRAPE_SECONDS = 1.0
 """Seconds that it may take while a client waits for metrics."""
 
 

@@ -20,6 +20,8 @@ from torshrun.topology.gpus import visible
 
 _PROGRAM = str(Path(__file__).with_name("nvml.py"))
 _MOST_BYTES = 1 << 20
+_IMPATIENT = 0.05
+"""Seconds to wait for an answer that was late before."""
 
 
 class GpuProbe:
@@ -50,21 +52,24 @@ class GpuProbe:
     def read(self, seconds: float, *, gives_up: bool = True) -> tuple[GpuReading, ...]:
         """Return what is known of each GPU; () if nothing is within `seconds`.
 
-        Then the process is ended if this call `gives_up`, and nothing is known from then on.
+        Then the process is ended if this call `gives_up`, and nothing is known from then on. Else
+        later calls that do not give up hardly wait, until the answer has come.
         """
-        with self._lock:
+        if not self._lock.acquire(timeout=seconds):
+            return ()
+        try:
             if self._process is None:
                 return ()
-            try:
-                told = self._ask(self._process, seconds)
-            except TimeoutError as error:
-                if gives_up:
-                    self._fail(error)
-                return ()
-            except (OSError, ValueError) as error:
+            patience = _IMPATIENT if self._is_asked and not gives_up else seconds
+            return readings(self._ask(self._process, patience), self.places)
+        except TimeoutError as error:
+            if gives_up:
                 self._fail(error)
-                return ()
-        return readings(told, self.places)
+        except (OSError, ValueError) as error:
+            self._fail(error)
+        finally:
+            self._lock.release()
+        return ()
 
     def _fail(self, error: Exception) -> None:
         self.failure = f"the GPUs' driver cannot be asked: {error}"
@@ -72,6 +77,8 @@ class GpuProbe:
 
     def close(self) -> None:
         """End the process. One that hangs in its driver is left to the kernel."""
+        if process := self._process:
+            process.kill()  # who waits for its answer waits no longer
         with self._lock:
             self._end()
 

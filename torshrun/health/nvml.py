@@ -18,8 +18,8 @@ LIBRARY = "libnvidia-ml.so.1"
 MOST_XIDS = 64
 """Xids that are kept of each GPU."""
 _UNCORRECTED, _VOLATILE = 1, 0
-_DOUBLE_BIT_ERROR, _XID = 0x2, 0x8
-"""Types of events of nvmlDeviceRegisterEvents()."""
+_XID = 0x8
+"""The type of event for nvmlDeviceRegisterEvents()."""
 _NO_PERMISSION = 4
 _GONE = (15, 16)
 """Codes of a lost GPU, and of one that needs a reset."""
@@ -153,9 +153,8 @@ class Nvml:
         if not self._events.value or not handle.value or handle.value in self._watched:
             return
         self._watched.add(handle.value)
-        kinds = _U64(_XID | _DOUBLE_BIT_ERROR)
         with suppress(NvmlError, AttributeError):
-            self._call("nvmlDeviceRegisterEvents", handle, kinds, self._events)
+            self._call("nvmlDeviceRegisterEvents", handle, _U64(_XID), self._events)
 
     def _take_events(self) -> None:
         event = _Event()

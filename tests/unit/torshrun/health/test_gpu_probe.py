@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +88,29 @@ def test_a_driver_that_fails_is_given_up(nvml: FakeNvml, root: Path, line: str, 
     assert probe.read(0.5 if line == "hang" else 20) == ()
     assert why in probe.failure
     assert not probe.knows
+
+
+def test_who_only_looks_does_not_end_a_driver_that_is_slow(nvml: FakeNvml, root: Path) -> None:
+    nvml.tell({}, ["hang"])
+    probe = GpuProbe({**os.environ, **nvml.environ}, root)
+    assert probe.read(0.5, gives_up=False) == ()
+    begun = time.monotonic()
+    assert probe.read(20, gives_up=False) == ()
+    assert time.monotonic() - begun < 10
+    assert probe.knows
+    probe.close()
+    assert not probe.knows
+
+
+def test_close_ends_a_wait(nvml: FakeNvml, root: Path) -> None:
+    nvml.tell({}, ["hang"])
+    probe = GpuProbe({**os.environ, **nvml.environ}, root)
+    waiting = threading.Thread(target=probe.read, args=(60,))
+    waiting.start()
+    assert soon(lambda: probe._is_asked)
+    probe.close()
+    waiting.join(20)
+    assert not waiting.is_alive()
 
 
 def test_a_library_that_is_missing_is_told(root: Path) -> None:
