@@ -22,7 +22,7 @@ def late_timeout(device: Device) -> float:
 
 
 def late(device: Device) -> Figures:
-    """A GPU that does not come to a collective: whether the error on this rank names it."""
+    """Have a GPU not come to a collective, and see whether the error on this rank names it."""
     tensor, timeout = torch.zeros(1024, device=device.name), late_timeout(device)
     tr.all_reduce(tensor)
     device.sync()
@@ -46,7 +46,7 @@ def late(device: Device) -> Figures:
 
 
 def death(device: Device, folder: Path) -> Figures:
-    """A rank that is killed within an all_reduce: how soon the others go on, as a group of two."""
+    """Kill a rank within an all_reduce, and time how soon the others go on as a group of two."""
     tensor, killed = torch.ones(1 << 20, device=device.name), folder / "killed"
     with suppress(tr.CommError):
         for number in range(1_000_000):

@@ -21,7 +21,7 @@ Begin = Callable[[torch.Tensor], Any]
 
 
 def calls(device: Device) -> Figures:
-    """Processor time of a call with async_op, with several others under way."""
+    """Measure the processor time of a call with async_op, with several others under way."""
     begins: dict[str, Begin] = {
         "ours": lambda tensor: tr.all_reduce(tensor, async_op=True),
         "torch": lambda tensor: dist.all_reduce(tensor, async_op=True),
@@ -58,7 +58,7 @@ def _call_time(device: Device, begin: Begin, ahead: int) -> float:
 
 
 def held(device: Device) -> Figures:
-    """Memory that collectives hold that were waited for, while the GPU has not come to them."""
+    """Measure memory that collectives hold after a wait, while the GPU has not come to them."""
     tr.all_reduce(torch.zeros(MIB // 4, device=device.name))
     device.forget()
     before = device.allocated()
@@ -73,7 +73,7 @@ def held(device: Device) -> Figures:
 
 
 def graph(device: Device) -> Figures:
-    """A step with collectives in a CUDA graph beside the same steps without one."""
+    """Compare a step with collectives in a CUDA graph with the same step without one."""
     width = device.size(256, 16)
     eager, captured = (linears(width, 8).to(device.name) for _ in range(2))
     data = torch.randn(16, width, device=device.name) + tr.get_rank()
@@ -117,7 +117,7 @@ def _captured(device: Device, step: Callable[[], None], warm: int) -> Callable[[
 
 
 def attention(device: Device) -> Figures:
-    """Attention over parts of a sequence beside one process's with half of the heads."""
+    """Compare attention over parts of a sequence with one process's over half of the heads."""
     tokens, heads = device.size(8192, 64), device.size(16, 2)
     dtype = torch.bfloat16 if device.is_gpu else torch.float32
     torch.manual_seed(0)
@@ -153,7 +153,7 @@ def _both_passes(attend: Callable[..., torch.Tensor], parts: list[torch.Tensor])
 
 
 def clip(device: Device) -> Figures:
-    """The norm of many gradients beside torch's, also on a stream of its own."""
+    """Compare the norm of many gradients with torch's, also on a stream of its own."""
     count, size = 50, device.size(4_000_000, 1000)
     model = torch.nn.ParameterList(
         torch.nn.Parameter(torch.zeros(size, device=device.name)) for _ in range(count)

@@ -84,7 +84,7 @@ SHARDERS: dict[str, Wrap] = {
 
 
 def fsdp(device: Device) -> Figures:
-    """Time and memory of sharded steps, with few and with many between synchronisations."""
+    """Measure sharded steps, with few and with many between synchronisations."""
     width, found = device.size(4096, 32), {}
     data = torch.randn(256, width, device=device.name)
     for name, wrap in SHARDERS.items():
@@ -102,7 +102,7 @@ def fsdp(device: Device) -> Figures:
 
 
 def launch_bound(device: Device) -> Figures:
-    """Time of sharded steps of many small layers, which the processor's work bounds."""
+    """Time sharded steps of many small layers, which the processor's work bounds."""
     width = device.size(256, 16)
     data = torch.randn(16, width, device=device.name)
     steps = {
@@ -121,21 +121,21 @@ def replicas(device: Device, make: Callable[[], nn.Module], data: torch.Tensor) 
 
 
 def ddp(device: Device) -> Figures:
-    """Time of steps of replicas with few large tensors."""
+    """Time steps of replicas with few large tensors."""
     width = device.size(2048, 32)
     data = torch.randn(64, width, device=device.name)
     return replicas(device, lambda: linears(width, 6), data)
 
 
 def ddp_gpt(device: Device) -> Figures:
-    """Time of steps of replicas with many small tensors."""
+    """Time steps of replicas with many small tensors."""
     width, tokens = device.size(256, 16), device.size(128, 8)
     data = torch.zeros(4, tokens, dtype=torch.int64, device=device.name)
     return replicas(device, lambda: Gpt(width, tokens), data)
 
 
 def offload(device: Device) -> Figures:
-    """Time and memory of sharded steps whose parts and optimizer are in the processor's memory."""
+    """Measure sharded steps whose parts and optimizer are in the processor's memory."""
     width, found = device.size(2048, 32), {}
     data = torch.randn(64, width, device=device.name)
     wraps: dict[str, Wrap] = {

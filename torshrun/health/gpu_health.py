@@ -24,7 +24,7 @@ SLOWED: Mapping[int, str] = {
     0x40: "slowed down by heat",
     0x80: "slowed down by the power brake",
 }
-"""Flags of NVML's nvmlClocksEventReasons. A power cap is not among them: it is usual at full load."""
+"""Flags of NVML's clock event reasons. A power cap is not among them: it is usual at full load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class GpuReading:
     reasons: int = 0
     """Flags of why its clocks are lowered."""
     xids: tuple[int, ...] = ()
-    """Its last Xids since the agent began, the oldest first."""
+    """The last Xids since the agent began, the oldest first."""
     xid_count: int = 0
     """The number of all of them."""
 

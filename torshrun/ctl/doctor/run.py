@@ -62,7 +62,7 @@ class Wanted:
     all_pairs: bool
     network_check: bool
     with_gpus: bool
-    """Whether the network check is of GPUs."""
+    """True if GPUs do the network check's all_reduces."""
     seconds: float
     """Seconds that a probe, a look-up or a request may take."""
     only: frozenset[str] = frozenset()

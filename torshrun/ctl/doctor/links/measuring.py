@@ -34,7 +34,7 @@ class Measuring:
     say: Callable[[str], None]
     """Receives a line about the progress."""
     with_gpus: bool = False
-    """Whether all_reduces are of GPUs, over NCCL."""
+    """True if GPUs do the all_reduces, over NCCL."""
     links: list[Link] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
     reduced: list[Reduced] = field(default_factory=list)
