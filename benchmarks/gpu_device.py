@@ -68,7 +68,8 @@ def join(device: Device, timeout: float = 60.0) -> tr.ProcessGroup:
         return tr.init_process_group("native", timeout=timeout)
     rank = os.environ["RANK"]  # NCCL refuses two ranks of one host on one GPU
     os.environ |= {"NCCL_HOSTID": f"host of rank {rank}", "NCCL_SOCKET_IFNAME": "lo"}
-    torch.cuda.set_device(device.name)
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    torch.cuda.set_device(device.name)  # which DeviceMesh keeps only once CUDA is initialized
     return tr.init_process_group("cpu:native,cuda:nccl", device_id=0, timeout=timeout)
 
 

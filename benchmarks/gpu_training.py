@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy as TorchOffload
+from torch.distributed.fsdp import OffloadPolicy as TorchKept
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel as TorchDdp
@@ -77,17 +80,24 @@ def sharded(shard: Callable[[nn.Module], object], model: nn.Module) -> nn.Module
     return model
 
 
-SHARDERS: dict[str, Wrap] = {
-    "ours": lambda model: sharded(tr.fully_shard, model),
-    "torch": lambda model: sharded(torch_fully_shard, model),
-}
+def sharders(device: Device, is_offloaded: bool = False) -> dict[str, Wrap]:
+    """Return what shards a model, by our function and by torch's of the same name."""
+    own = tr.CPUOffloadPolicy() if is_offloaded else tr.OffloadPolicy()
+    theirs = TorchOffload(pin_memory=device.is_gpu) if is_offloaded else TorchKept()
+    mesh = init_device_mesh(device.name.partition(":")[0], (tr.get_world_size(),))
+    shard = partial(tr.fully_shard, offload_policy=own)
+    shard_by_torch = partial(torch_fully_shard, mesh=mesh, offload_policy=theirs)
+    return {
+        "ours": lambda model: sharded(shard, model),
+        "torch": lambda model: sharded(shard_by_torch, model),
+    }
 
 
 def fsdp(device: Device) -> Figures:
     """Measure sharded steps, with few and with many between synchronisations."""
     width, found = device.size(4096, 32), {}
     data = torch.randn(256, width, device=device.name)
-    for name, wrap in SHARDERS.items():
+    for name, wrap in sharders(device).items():
         device.forget()
         before = device.allocated()
         step = training(wrap(linears(width, 8).to(device.name)), data)
@@ -107,7 +117,7 @@ def launch_bound(device: Device) -> Figures:
     data = torch.randn(16, width, device=device.name)
     steps = {
         name: training(wrap(linears(width, device.size(48, 4)).to(device.name)), data)
-        for name, wrap in SHARDERS.items()
+        for name, wrap in sharders(device).items()
     }
     times = steps_per_second(device, steps, device.size(20, 1))
     return {f"{name} step": seconds for name, seconds in times.items()}
@@ -138,15 +148,7 @@ def offload(device: Device) -> Figures:
     """Measure sharded steps whose parts and optimizer are in the processor's memory."""
     width, found = device.size(2048, 32), {}
     data = torch.randn(64, width, device=device.name)
-    wraps: dict[str, Wrap] = {
-        "ours": lambda model: sharded(
-            lambda each: tr.fully_shard(each, offload_policy=tr.CPUOffloadPolicy()), model
-        ),
-        "torch": lambda model: sharded(
-            lambda each: torch_fully_shard(each, offload_policy=TorchOffload(device.is_gpu)), model
-        ),
-    }
-    for name, wrap in wraps.items():
+    for name, wrap in sharders(device, is_offloaded=True).items():
         device.forget()
         before = device.allocated()
         step = training(wrap(linears(width, 8).to(device.name)), data)
