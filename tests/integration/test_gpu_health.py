@@ -146,6 +146,34 @@ def test_a_node_with_a_broken_gpu_leaves_and_the_others_go_on(
         assert "ran on 1" in output
 
 
+def test_a_gpu_that_breaks_costs_the_others_no_restart(
+    launcher: Launcher, node: GpuNode, tmp_path: Path
+) -> None:
+    other = GpuNode(tmp_path / "other")
+    script = launcher.script("""
+        if os.environ["WORLD_SIZE"] == "1":
+            print("ran on, restarts:", os.environ["TORCHELASTIC_RESTART_COUNT"])
+            sys.exit()
+        if os.environ["BREAKS"]:
+            open(os.environ["BREAKS"], "a").write("xid 0 79\\n")
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        time.sleep(60)
+    """)
+    conf = QUICK.replace("last_call_timeout=0.5", "last_call_timeout=10")
+    options = "--nproc-per-node=1", "--max-restarts=1"
+    with Job.over_tcp(launcher, "1:2", *options, conf=conf) as job:
+        well = job.start(script, within=["env", "BREAKS=", *node.within])
+        well.wait_for("serves the job's store")
+        broken = job.start(script, within=["env", f"BREAKS={other.state}", *other.within])
+        code, output = broken.end()
+        assert code == exit_codes.GPU_BROKEN, output
+        assert "this node leaves the job, as its GPUs cannot be used" in output
+        code, output = well.end()
+        assert code == 0, output
+        assert "Xid 79, fallen off the bus" in output
+        assert "ran on, restarts: 0" in output
+
+
 def test_metrics_tell_of_gpus_at_each_scrape(launcher: Launcher, node: GpuNode) -> None:
     script = launcher.script("""
         open("running", "w")
