@@ -41,7 +41,7 @@ GPU_PATTERNS = (
     ),
     Pattern(
         Kind.GPU_PROGRAM,
-        r"device-side assert|CUDA_ERROR_ASSERT|cudaErrorAssert",
+        r"device-side assert triggered|CUDA_ERROR_ASSERT|cudaErrorAssert",
         "A check within a kernel on the GPU failed: most often an index is out of range, as a "
         "label or a token that is not below the number of classes or the size of the vocabulary.",
         "Its words before that may name the kernel and the check. Kernels run later than their "

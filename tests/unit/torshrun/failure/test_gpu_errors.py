@@ -16,7 +16,9 @@ _ASYNC = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call,so the "
     "stacktrace below might be incorrect.\nFor debugging consider passing CUDA_LAUNCH_BLOCKING=1."
 )
+_TODAY = f"{_ASYNC}\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
 BROKEN = (
+    f"RuntimeError: CUDA error: uncorrectable ECC error encountered{_TODAY}",  # ChatGLM3#681
     f"RuntimeError: CUDA error: uncorrectable ECC error encountered{_ASYNC}",  # accelerate#1192
     "RuntimeError: cuda runtime error (39) : uncorrectable ECC error encountered at "
     "/pytorch/aten/src/THC/THCCachingHostAllocator.cpp:265",  # NVIDIA/semantic-segmentation#33
@@ -45,17 +47,22 @@ NOT_READY = (
     "RuntimeError: Couldn't init CUDA: Error (gpu_burn-drv.cpp:304): system not yet initialized",
 )
 PROGRAM = (
-    f"RuntimeError: CUDA error: device-side assert triggered{_ASYNC}",  # nanoGPT#470
+    f"RuntimeError: CUDA error: device-side assert triggered{_TODAY}",  # nanoGPT#470
     "RuntimeError: cuda runtime error (59) : device-side assert triggered",
-    f"RuntimeError: CUDA error: an illegal memory access was encountered{_ASYNC}",
+    f"RuntimeError: CUDA error: an illegal memory access was encountered{_TODAY}",
     "RuntimeError: CUDA error: an illegal memory access was encountered (copy_device_to_device at "
     "/pytorch/aten/src/ATen/native/cuda/Copy.cu:98)",  # UDT_pytorch#3
-    f"torch.AcceleratorError: CUDA error: unknown error{_ASYNC}",  # 3dgrut#191
+    f"torch.AcceleratorError: CUDA error: unknown error{_TODAY}",  # 3dgrut#191
 )
 LATE = (
     f"RuntimeError: CUDA error: the launch timed out and was terminated{_ASYNC}",  # CenterFusion#76
     "numba.cuda.cudadrv.driver.CudaAPIError: [702] Call to cuMemcpyDtoH results in "
     "CUDA_ERROR_LAUNCH_TIMEOUT",  # numba#4351
+    "RuntimeError: Check failed: error == cudaSuccess (6 vs. 0)  the launch timed out and was "
+    "terminated",  # caffe-windows#250
+    "RuntimeError: Cuda error in file 'test_compress.cpp' in line 467 : the launch timed out and "
+    "was terminated.",  # cudpp#146
+    f"RuntimeError: CUDA error: the launch timed out and was terminated{_TODAY}",  # MinerU#2117
 )
 FABRIC = (
     "torch.distributed.DistBackendError: NCCL error in: "
@@ -80,7 +87,11 @@ LOST_PEER = (
     "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a "
     "network error, NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network "
     "error or a remote process exiting prematurely.\nLast error:\nsocketProgressOpt: Call to recv "
-    "from 172.16.0.2<33759> failed : Connection reset by peer",  # NVIDIA/nccl#2076
+    "from 172....<33759> failed : Connection reset by peer",  # NVIDIA/nccl#2076
+    "RuntimeError: NCCL error: remote process exited or there was a network error, NCCL version "
+    "2.20.5\nncclRemoteError: A call failed possibly due to a network error or a remote process "
+    "exiting prematurely.\nLast error:\nNET/IB : Got completion from peer 172.21.17.89<38536> with "
+    "error 5, opcode 48, len 32710, vendor err 249",  # DeepEP#106
 )
 CASES = (
     *((text, Kind.GPU, "take the node out") for text in BROKEN),
@@ -97,6 +108,11 @@ def test_an_error_has_its_kind_and_advice(error: str, kind: Kind, hint: str) -> 
     found = diagnose(an_exit(0, 1 << 8, stderr=raised(error), program="/bin/python3"))
     assert (found.kind, hint in found.advice) == (kind, True), found
     assert "MASTER_ADDR" not in found.hint
+
+
+def test_an_offer_of_device_side_assertions_is_no_assertion() -> None:
+    said = f"RuntimeError: CUDA error: an illegal memory access was encountered{_TODAY}"
+    assert "compute-sanitizer" in diagnose(an_exit(0, 1 << 8, stderr=raised(said))).advice
 
 
 @pytest.mark.parametrize(
