@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +71,7 @@ def test_workers_do_not_start_beside_a_broken_gpu(
     node.nvml.tell({2: facts})
     script = launcher.script("open('ran', 'w')")
     events = launcher.folder / "events"
-    code, output = run(launcher, node, "--nproc-per-node=2", f"--events={events}", script)
+    code, output = run(launcher, node, "--nproc-per-node=gpu", f"--events={events}", script)
     assert code == exit_codes.GPU_BROKEN, output
     assert f"GPU 2 (0000:3b:00.0): {why}" in output
     assert "take the node out" in output
@@ -85,6 +87,77 @@ def test_a_job_that_hides_gpus_does_not_mind_a_broken_one(
     launcher.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
     code, output = run(launcher, node, "--nproc-per-node=1", launcher.script("print('ran')"))
     assert (code, "ran" in output) == (0, True), output
+
+
+def test_a_job_that_names_no_gpu_runs_beside_a_broken_one(
+    launcher: Launcher, node: GpuNode
+) -> None:
+    node.nvml.tell({2: {"failed": 1}})
+    script = launcher.script("""
+        print("ran")
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            raise ValueError("mine")
+    """)
+    code, output = run(launcher, node, "--nproc-per-node=1", "--max-restarts=1", script)
+    assert (code, output.count("row remapping failed")) == (0, 1), output
+    assert "workers start, as nothing says that this job uses GPUs" in output
+    assert "attempt 1 of 2" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "visible"),
+    [
+        (["--nproc-per-node=4"], ""),
+        (["--nproc-per-node=1", "--virtual-local-rank"], ""),
+        (["--nproc-per-node=1"], "2"),
+        (["--nproc-per-node=1"], "GPU-2a2b"),
+    ],
+)
+def test_a_job_that_names_gpus_does_not_start_beside_a_broken_one(
+    launcher: Launcher, node: GpuNode, options: list[str], visible: str
+) -> None:
+    node.nvml.tell({2: {"failed": 1}})
+    if visible:
+        launcher.environ["CUDA_VISIBLE_DEVICES"] = visible
+    code, output = run(launcher, node, *options, launcher.script("print('ran')"))
+    assert (code, "ran" in output) == (exit_codes.GPU_BROKEN, False), output
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        "raise RuntimeError('No CUDA GPUs are available')",
+        "print('NCCL WARN Cuda failure 101', file=sys.stderr); sys.exit(1)",
+    ],
+)
+def test_a_failure_that_tells_of_gpus_beside_a_broken_one_ends_the_restarts(
+    launcher: Launcher, node: GpuNode, failure: str
+) -> None:
+    node.nvml.tell({2: {"failed": 1}})
+    script = launcher.script(failure)
+    code, output = run(launcher, node, "--nproc-per-node=1", "--max-restarts=3", script)
+    assert code == exit_codes.GPU_BROKEN, output
+    assert "restarting" not in output
+
+
+@pytest.mark.parametrize("when", ["start", "failure"])
+def test_a_stop_request_does_not_wait_for_a_driver(
+    launcher: Launcher, node: GpuNode, when: str
+) -> None:
+    node.nvml.tell({}, ["hang"] if when == "start" else [])
+    script = launcher.script(f"""
+        open({node.state!r}, "a").write("hang\\n")
+        open("ran", "w")
+        raise ValueError("mine")
+    """)
+    process = launcher.start("--nproc-per-node=1", "--max-restarts=3", script, within=node.within)
+    if when == "failure":
+        launcher.wait_for("ran")
+    time.sleep(2)
+    process.send_signal(signal.SIGTERM)
+    begun = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 8, out + err
 
 
 @pytest.mark.parametrize(
@@ -133,16 +206,17 @@ def test_a_node_with_a_broken_gpu_leaves_and_the_others_go_on(
         print("ran on", os.environ["WORLD_SIZE"])
     """)
     conf = QUICK.replace("last_call_timeout=0.5", "last_call_timeout=10")
+    launcher.environ["CUDA_VISIBLE_DEVICES"] = "0,3"
     with Job.over_tcp(launcher, "1:2", "--nproc-per-node=1", conf=conf) as job:
         well = job.start(script, within=node.within)
         well.wait_for("serves the job's store")
         broken = job.start(script, within=other.within)
         code, output = broken.end()
         assert code == exit_codes.GPU_BROKEN, output
-        assert "GPU 3 (0000:4b:00.0): row remapping failed" in output
+        assert "GPU 1 (0000:4b:00.0): row remapping failed" in output
         code, output = well.end()
         assert code == 0, output
-        assert "GPU 3 (0000:4b:00.0): row remapping failed" in output
+        assert "GPU 1 (0000:4b:00.0): row remapping failed" in output
         assert "ran on 1" in output
 
 

@@ -21,7 +21,7 @@ from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.diagnosis import Diagnosis, Findings
-from torshrun.agent.gpus import GpuChecks, make_probe
+from torshrun.agent.gpus import make_checks
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.slowness import Slowness
@@ -90,7 +90,7 @@ class Agent:
         self._group = WorkerGroup(
             self.keeper, self.pump, self._loop, self, self.commit_memory.inherited()
         )
-        self._gpus = GpuChecks(make_probe(self.spec.environ), lambda text: self._tell.say(text))
+        self._gpus = make_checks(config, self.spec.environ, lambda text: self._tell.say(text))
         self._telemetry = Telemetry(config, self._group, self._gpus.read)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record, self._keep_finding)
         self._watchdog = Watchdog(self._group, config.agent_timeout, self._on_heartbeat)
@@ -202,6 +202,7 @@ class Agent:
         if not self._last_signal or signo == signal.SIGINT:
             self._signalled = now  # what is only repeated must not hide an interrupt
         self._last_signal = signo
+        self._gpus.hurry()
         self._tell.emit("stop_requested", signal=signal_name(signo))
         self._post(protocol.StopRequested(signo))
 
@@ -329,7 +330,8 @@ class Agent:
         left = [worker for worker in self._group.workers if worker.alive]
         endings = [*self._group.endings, *left]
         found = self._found = await self._diagnosis.findings(endings, self._round)
-        broken = await self._gpus.find_faults() if found.cause and not self._last_signal else ""
+        looks = found.cause and not self._last_signal
+        broken = await self._gpus.after_failure(found) if looks else ""
         if broken:
             self._tell.gpus_broken(broken)
         self._tell.where_they_stood(await self._diagnosis.standing(endings))
@@ -382,7 +384,7 @@ class Agent:
         if self._watchdog.expired:  # the keeper's timer has run out before there was any worker
             self.on_dead_man()
             return
-        if broken := await self._gpus.find_faults():
+        if broken := await self._gpus.before_start():
             self._refuse_start(broken, exit_codes.GPU_BROKEN)
             return
         try:
