@@ -104,6 +104,16 @@ def test_a_job_that_names_no_gpu_runs_beside_a_broken_one(
     assert "attempt 1 of 2" in output
 
 
+def test_a_job_that_names_no_gpu_does_not_wait_for_their_driver(
+    launcher: Launcher, node: GpuNode
+) -> None:
+    node.nvml.tell({}, ["hang"])
+    begun = time.monotonic()
+    code, output = run(launcher, node, "--nproc-per-node=1", launcher.script("print('ran')"))
+    assert (code, output) == (0, "[0] ran\n"), output
+    assert time.monotonic() - begun < 15
+
+
 @pytest.mark.parametrize(
     ("options", "visible"),
     [
@@ -150,7 +160,7 @@ def test_a_stop_request_does_not_wait_for_a_driver(
         open("ran", "w")
         raise ValueError("mine")
     """)
-    process = launcher.start("--nproc-per-node=1", "--max-restarts=3", script, within=node.within)
+    process = launcher.start("--nproc-per-node=4", "--max-restarts=3", script, within=node.within)
     if when == "failure":
         launcher.wait_for("ran")
     time.sleep(2)

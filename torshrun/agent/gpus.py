@@ -46,29 +46,37 @@ class GpuChecks:
         self._say = say
         self._takes_gpus = takes_gpus
         self._before: tuple[GpuReading, ...] = ()
-        self._accepted: set[str] = set()
+        self._accepted: dict[str, None] = {}
         """Faults beside which workers were started."""
+        self._beside: asyncio.Task[None] | None = None
+        """The check beside the last start."""
         self._told_failure = False
 
     async def before_start(self) -> str:
         """Return why this node can start no workers; "" if nothing shows that.
 
-        What else is worth knowing is told to people.
+        What else is worth knowing is told to people. Where nothing says that the job uses GPUs, it
+        does not wait for their driver.
         """
-        found = await self._faults()
         if self._takes_gpus:
-            return _broken(found)
+            return _broken(await self._faults())
+        if self._beside is None or self._beside.done():
+            self._beside = asyncio.create_task(self._accept())
+        return ""
+
+    async def _accept(self) -> None:
+        found = await self._faults()
         if new := [fault for fault in found if fault not in self._accepted]:
             self._say(f"{_broken(new)}; workers start, as nothing says that this job uses GPUs")
-        self._accepted |= {*found}
-        return ""
+        self._accepted |= dict.fromkeys(found)
 
     async def after_failure(self, found: Findings) -> str:
         """Return why no workers can run here after this failure; "" if nothing shows that."""
-        faults = await self._faults()
-        if not self._takes_gpus and not _tells_of_gpus(found):
-            faults = [fault for fault in faults if fault not in self._accepted]
-        return _broken(faults)
+        if self._beside:
+            await self._beside
+        new = [fault for fault in await self._faults() if fault not in self._accepted]
+        may_be_old = self._accepted and _tells_of_gpus(found)
+        return _broken([*self._accepted, *new] if may_be_old else new)
 
     async def _faults(self) -> list[str]:
         if self._probe is None or self._told_failure:
@@ -99,6 +107,8 @@ class GpuChecks:
         return self._probe.read(SCRAPE_SECONDS, gives_up=False) or ()
 
     def close(self) -> None:
+        if self._beside:
+            self._beside.cancel()
         if self._probe:
             self._probe.close()
 
