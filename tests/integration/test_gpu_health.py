@@ -7,6 +7,7 @@ import signal
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from support.launcher import Launcher
 from support.nodes import QUICK, Job
 from support.nvml import MISSING, FakeNvml, may_mount, on_gpu_machine
 from support.ports import free_port
+from support.processes import soon
 
 from torshrun import exit_codes
 
@@ -168,6 +170,30 @@ def test_a_stop_request_does_not_wait_for_a_driver(
     begun = time.monotonic()
     out, err = process.communicate(timeout=60)
     assert time.monotonic() - begun < 8, out + err
+
+
+def test_a_driver_that_hangs_leaves_no_process_of_a_killed_agent(
+    launcher: Launcher, node: GpuNode
+) -> None:
+    node.nvml.tell({}, ["hang"])
+    script = launcher.script("open('ran', 'w'); time.sleep(60)")
+    process = launcher.start("--nproc-per-node=1", script, within=node.within)
+    launcher.wait_for("ran")
+    assert soon(lambda: len(asking(node)) == 1)
+    process.kill()
+    process.communicate(timeout=60)
+    assert soon(lambda: not asking(node))
+
+
+def asking(node: GpuNode) -> list[str]:
+    """The processes that ask this node's library."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            asks = b"nvml.py" in (process / "cmdline").read_bytes()
+            if asks and node.state.encode() in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
 
 
 @pytest.mark.parametrize(

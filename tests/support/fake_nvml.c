@@ -3,7 +3,7 @@
  * A line "gpu PCI ERROR USED UTILIZATION POWER TEMPERATURE ECC PENDING FAILED WIDTH MAX REASONS
  * HANDLE MEMORY" is a GPU; ERROR is what calls with it return, 0 is none, HANDLE what the call for its
  * handle does, MEMORY what the one for its memory does. A line "xid GPU NUMBER" is an event, given
- * once. "init ERROR" is what nvmlInit_v2 returns, "hang" makes calls never return, and "crash" ends
+ * once, and "mig GPU UUID" an instance. "init ERROR" is what nvmlInit_v2 returns, "hang" makes calls never return, and "crash" ends
  * the process. Signatures are those of NVIDIA's reference of the library.
  */
 #include <stdio.h>
@@ -14,16 +14,18 @@
 typedef unsigned long long u64;
 typedef struct { char pci[32]; u64 of[16]; } Gpu;
 enum { ERROR, USED, UTILIZATION, POWER, TEMPERATURE, ECC, PENDING, FAILED, WIDTH, MAX, REASONS, HANDLE, MEMORY };
-enum { NOT_SUPPORTED = 3, TIMEOUT = 10 };
+enum { NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10 };
 
 static Gpu gpus[16];
 static int count, given, events, init_error;
 static struct { int gpu; u64 number; } xids[64];
+static struct { int gpu; char uuid[64]; } instances[8];
+static int divided;
 
 static void load(void) {
     char line[256];
     FILE *file = fopen(getenv("FAKE_NVML"), "r");
-    count = events = init_error = 0;
+    count = events = divided = init_error = 0;
     while (file && fgets(line, sizeof line, file)) {
         Gpu *gpu = &gpus[count];
         u64 *of = gpu->of;
@@ -32,6 +34,8 @@ static void load(void) {
             count++;
         else if (sscanf(line, "xid %d %llu", &xids[events].gpu, &xids[events].number) == 2)
             events++;
+        else if (sscanf(line, "mig %d %63s", &instances[divided].gpu, instances[divided].uuid) == 2)
+            divided++;
         else if (!strncmp(line, "hang", 4))
             for (;;) pause();
         else if (!strncmp(line, "crash", 5))
@@ -65,6 +69,27 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
 int nvmlDeviceGetPciInfo_v3(void *device, void *pci) {
     memset(pci, 0, 68);
     strcpy((char *)pci + 36, ((Gpu *)device)->pci);
+    return 0;
+}
+
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    long index = (Gpu *)device - gpus;
+    for (int number = 0; number < divided; number++)
+        if (device == &instances[number])
+            return snprintf(uuid, length, "%s", instances[number].uuid) < 0;
+    return snprintf(uuid, length, "GPU-%lda%ldb-00", index, index) < 0;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *found) {
+    (void)device;
+    *found = 7;
+    return 0;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **instance) {
+    load();
+    if ((int)index >= divided || &gpus[instances[index].gpu] != (Gpu *)device) return NOT_FOUND;
+    *instance = &instances[index];
     return 0;
 }
 

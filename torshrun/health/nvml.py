@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,8 @@ MOST_XIDS = 64
 _UNCORRECTED, _VOLATILE = 1, 0
 _XID = 0x8
 """The type of event for nvmlDeviceRegisterEvents()."""
+_END_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG."""
 _MOST_GPUS = 256
 _MOST_EVENTS = 4096
 _GONE = (15, 16)
@@ -213,7 +216,9 @@ def answer(read: Callable[[], dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Answer each line until there is none."""
+    """Answer each line until there is none; a call that hangs ends with who asks, if it can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
     try:
         read = Nvml().read
     except (OSError, AttributeError, NvmlError) as error:

@@ -147,6 +147,19 @@ def test_readings_of_two_moments_are_compared(probe: GpuProbe, nvml: FakeNvml) -
     assert found == ["GPU 0 (0000:1b:00.0): uncorrectable ECC errors: 2 since the last round"]
 
 
+@pytest.mark.parametrize(
+    ("listed", "found"),
+    [("MIG-aa", [2]), ("MIG-bb,MIG-aa", [2]), ("MIG-cc", []), ("GPU-3a,MIG-aa", [3, 2])],
+)
+def test_instances_are_of_their_gpu(
+    nvml: FakeNvml, root: Path, listed: str, found: list[int]
+) -> None:
+    nvml.tell({}, ["mig 2 MIG-aa", "mig 2 MIG-bb"])
+    probe = GpuProbe({**os.environ, **nvml.environ, "CUDA_VISIBLE_DEVICES": listed}, root)
+    assert [each.pci for each in read(probe)] == [PLACES[index] for index in found]
+    probe.close()
+
+
 @pytest.mark.parametrize("facts", [{"memory": 3}, {"handle": 4}, {"handle": 17}])
 def test_what_a_gpu_does_not_tell_is_no_fault(
     probe: GpuProbe, nvml: FakeNvml, facts: dict[str, int]
