@@ -77,6 +77,7 @@ def test_workers_do_not_start_beside_a_broken_gpu(
     assert code == exit_codes.GPU_BROKEN, output
     assert f"GPU 2 (0000:3b:00.0): {why}" in output
     assert "take the node out" in output
+    assert "A job that uses no GPU runs there with CUDA_VISIBLE_DEVICES= (empty)" in output
     assert not (launcher.folder / "ran").exists()
     told = [json.loads(line) for line in events.read_text().splitlines()]
     assert [each["kind"] for each in told if each["event"] == "root_cause"] == ["GPU failed"]

@@ -127,7 +127,7 @@ GPU_FALLBACKS = (
     ),
     Pattern(
         Kind.GPU_PROGRAM,
-        r"\b(?:CUDA|HIP|cuDNN|NCCL) error\b|\bcuda runtime error\b|\bCUDA_ERROR_\w+",
+        r"\b(?:CUDA|HIP|cuDNN|NCCL) error\b(?! count)|\bcuda runtime error\b|\bCUDA_ERROR_\w+",
         "A call of a GPU library failed.",
         "Kernels run later than their calls: CUDA_LAUNCH_BLOCKING=1 has the traceback show the "
         "right line. NCCL_DEBUG=INFO has NCCL say which call failed.",
