@@ -52,6 +52,11 @@ class TorchStore:
         """Add to a counter atomically, and return the new value. An absent one counts as 0."""
         return self._call(f"add({key!r})", lambda: int(self._store.add(key, amount)))
 
+    def claim(self, key: str, value: str) -> str:
+        """Write the key unless it exists, atomically, and return the value that it has then."""
+        found = self._call(f"claim({key!r})", lambda: self._store.compare_set(key, "", value))
+        return bytes(found).decode(errors="replace")
+
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
         """Wait until all the keys exist, and return their entries.
 

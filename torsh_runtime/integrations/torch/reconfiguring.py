@@ -1,0 +1,303 @@
+"""Gives a process group other members by torch's own functions, which it has from version 2.14 on.
+
+Each process has a handle, which the program carries to the others. The members of the new group
+are the processes whose handles are given. They meet in the group's first store, under a prefix of
+the attempt's uuid; if all are of one group of a node already, they meet in its memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch._C import _distributed_c10d
+
+from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.bootstrap_store import post_abort
+from torsh_runtime.backends.reconfiguration import Attempt, AttemptStore, Refusing, refusing
+from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost
+from torsh_runtime.integrations.torch import aborting
+from torsh_runtime.integrations.torch.configuring import (
+    Configurable,
+    Configured,
+    Connect,
+    Plan,
+    meet,
+)
+from torsh_runtime.integrations.torch.handles import Handle, ReconfigureError, members, named
+from torsh_runtime.integrations.torch.store import TorchStore
+from torsh_runtime.integrations.torch.work import DONE, TorshWork
+from torsh_runtime.store.base import Entry
+
+c10d: Any = _distributed_c10d
+_CALL = "reconfigure"
+_DIGEST_BYTES = 16
+
+
+class Reconfigurable(Configurable):
+    """Represents a process group with torch's functions for tolerating faults."""
+
+    supports_reconfigure = True
+
+    def __init__(self, store: Any, backend: Backend, timeout: float) -> None:
+        self._hooks = aborting.AbortHooks()
+        self._ended = aborting.SUCCESS
+        self._home = store
+        self._identity = secrets.token_hex(8)
+        self._uuids: set[int] = set()
+        super().__init__(store, backend, timeout)
+
+    def get_reconfigure_handle(self) -> str:
+        """Return what the others need to make this process a member of a group.
+
+        It changes whenever the group is reconfigured. Older ones also work, but more slowly.
+        """
+        return self._handle().pack()
+
+    def reconfigure(self, opts: Any) -> TorshWork:
+        """Make the processes of opts.handles this group's members; all of them call it.
+
+        The handles are a list in order of the new ranks, or a set. All members pass the same ones,
+        and the same opts.uuid, a number that no attempt of this group has used. opts.timeout is a
+        timedelta, or None for the group's. opts.hints have no effect. The group is ready when this
+        returns; the Work is complete.
+
+        DDP, meshes and other objects keep the group, as with configure(), whose errors this raises
+        too: CommTimeout naming the processes that did not come, PeerLost naming one that has ended.
+        Raises ReconfigureError, and leaves the group as it is, for handles that are wrong and for a
+        uuid that was used before, also by members who passed other handles.
+        """
+        self._check_configurable()
+        found, rank = members(opts.handles, self._handle())
+        limit = self._timeout if opts.timeout is None else opts.timeout.total_seconds()
+        plan = _Plan(self._home, found, rank, opts.uuid, limit, self._generation)
+        if opts.uuid in self._uuids:
+            raise _used(opts.uuid, "this process")
+        plan.claim()
+        self._uuids.add(opts.uuid)
+        self._change(plan.connect, limit, _CALL)
+        return DONE
+
+    def get_error(self) -> Any:
+        """Return torch's ErrorType of what ended the group, or why it could not be configured.
+
+        TIMEOUT is for CommTimeout, REMOTE_ERROR for PeerLost, COMM_ERROR for all else. It is
+        SUCCESS if nothing has failed, and, as with gloo, after this process's own abort().
+        """
+        return getattr(c10d.ErrorType, self._error())
+
+    def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
+        """Call `hook` before this process aborts the group, or once an operation finds it failed.
+
+        It is called once, and once more after each reconfiguration; on some thread. A later one of
+        the same hook_id takes its place.
+        """
+        self._hooks.add(hook_id, hook)
+        self.show_calls()
+
+    def unregister_abort_hook(self, hook_id: int) -> None:
+        """Do not call that hook any more."""
+        self._hooks.remove(hook_id)
+        self.show_calls()
+
+    def abort(self) -> None:
+        """End all ranks' operations, as Configurable.abort() does, after calling the hooks."""
+        self._has_aborted = True
+        if not isinstance(self._own, Refusing):
+            self._hooks.run()
+        super().abort()
+
+    def show_calls(self) -> None:
+        """Update the backend after the observers of calls or the hooks have changed."""
+        super().show_calls()
+        self._torsh = aborting.hooked(self._torsh, self._hooks)
+
+    def _put(self, backend: Backend) -> None:
+        self._has_aborted = False
+        self._generation: Generation | None = None
+        super()._put(backend)
+        self._hooks.arm()
+
+    def _change(self, connect: Connect, limit: float, call: str) -> None:
+        try:
+            super()._change(connect, limit, call)
+        except BaseException as error:
+            self._ended = aborting.kind_of(error)
+            raise
+
+    def _handle(self) -> Handle:
+        group: Any = self
+        token = "" if self._generation is None else self._generation.token
+        return Handle.here(self._identity, group.getGroupName(), token, self.rank())
+
+    def _error(self) -> str:
+        if isinstance(self._own, Refusing):
+            return self._ended
+        error = aborting.failure_of(self._own)
+        if error is None or (self._has_aborted and isinstance(error, CommAborted)):
+            return aborting.SUCCESS
+        return aborting.kind_of(error)
+
+
+class Generation(NamedTuple):
+    """Describes the group that a reconfiguration has made."""
+
+    token: str
+    """What its members have in common, and no other group."""
+    backend: Backend
+
+
+class _Plan(NamedTuple):
+    """Describes the group that reconfigure() is to create."""
+
+    home: Any
+    """The group's first store."""
+    found: Sequence[Handle]
+    rank: int
+    uuid: int
+    limit: float
+    """Seconds for connecting to the others."""
+    before: Generation | None
+    """The group that is to be replaced."""
+
+    @property
+    def store(self) -> Any:
+        """Return the store for this attempt."""
+        return c10d.PrefixStore(f"reconfigure/{self.uuid}", self.home)
+
+    @property
+    def token(self) -> str:
+        """Return what all members of this attempt have in common."""
+        facts = [self.found[0].group, str(self.uuid), *(each.identity for each in self.found)]
+        text = "\0".join(facts).encode()
+        return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
+
+    def claim(self) -> None:
+        """Raise ReconfigureError if the uuid was used with other handles, and tell its users."""
+        store = TorchStore(self.store)
+        own = f"{self.token} {len(self.found)} {self.found[self.rank]}"
+        token, _, told = store.claim("members", own).partition(" ")
+        if token != self.token:
+            count, _, who = told.partition(" ")
+            error = _used(self.uuid, f"{who}, for {count} other members or in another order")
+            post_abort(store, self.rank, error)
+            raise error
+
+    def connect(self, turn: Attempt, timeout: float) -> _Reconfigured:
+        """Connect to the other members."""
+        deadline = time.monotonic() + timeout
+        name = f"reconfigured/{self.found[0].group}/{self.uuid}/{self.token[:8]}"
+        given = self.store
+        store = _WatchedStore(TorchStore(given), _Watch(turn, self.found, self.rank))
+        size = len(self.found)
+        try:
+            made = self._from_memory(store, name, timeout)
+            if made is None:
+                left = max(deadline - time.monotonic(), 0.001)
+                made = meet(store, self.rank, size, left, name)
+        except CommError as error:
+            raise self._told(error) from error.__cause__
+        plan = Plan(given, self.rank, size, self.uuid, None)
+        return _Reconfigured(Configured(made, given, plan), self.token)
+
+    def _from_memory(self, store: AttemptStore, name: str, timeout: float) -> Backend | None:
+        """Return the new group's backend if it can be made in the memory of the one before."""
+        if self.before is None or len(self.found) == 1:
+            return None
+        token, old = self.before
+        ranks = [each.rank for each in self.found]
+        are_known = all(each.generation == token for each in self.found)
+        if not are_known or len({*ranks}) != len(ranks) or ranks[self.rank] != old.rank:
+            return None
+        if not {*ranks} <= {*range(old.world_size)}:
+            return None
+        return old.subgroup(store, name, ranks, timeout)
+
+    def _told(self, error: CommError) -> CommError:
+        """Return the same error, naming the processes that it is about."""
+        match error:
+            case CommTimeout(missing=missing):
+                who = named(self.found, missing)
+                detail = error.detail + (f" ({who})" if who else "")
+                return CommTimeout(_CALL, 0, self.limit, missing, detail)
+            case PeerLost(rank=rank):
+                return PeerLost(rank, _CALL, 0, error.detail, name=str(self.found[rank]))
+        return error
+
+
+class _Reconfigured(NamedTuple):
+    """Holds the result of reconfigure()."""
+
+    made: Configured
+    token: str
+
+    @property
+    def backend(self) -> Backend:
+        """Return the new backend of the group."""
+        return self.made.backend
+
+    def leave(self) -> None:
+        """Do nothing, as torch's stores end with the objects that hold them."""
+
+    def give(self, group: Any) -> None:
+        """Set the new backend and what its members have in common."""
+        self.made.give(group)
+        group._generation = Generation(self.token, self.backend)
+
+
+class _Watch:
+    """Tells an attempt that it is to give up: by another thread, or as a member has ended."""
+
+    def __init__(self, turn: Attempt, found: Sequence[Handle], rank: int) -> None:
+        self._turn = turn
+        self._others = [(each, peer) for peer, each in enumerate(found) if peer != rank]
+        self._is_over = False
+
+    def check(self) -> None:
+        """Raise CommAborted or PeerLost, but only once, as the store is then used to tell the
+        others.
+        """
+        if self._is_over:
+            return
+        try:
+            self._turn.check()
+            for process, peer in self._others:
+                if process.has_ended:
+                    raise PeerLost(peer, _CALL, 0)
+        except CommError:
+            self._is_over = True
+            raise
+
+
+class _WatchedStore(AttemptStore):
+    """A store whose reads raise too, as members that meet in memory look at it now and then."""
+
+    def get(self, key: str) -> Entry | None:
+        """Return the key's current entry, or None."""
+        self._turn.check()
+        found: Entry | None = self._store.get(key)
+        return found
+
+
+class _NoBackend(NamedTuple):
+    """Has the place of a group that is not connected."""
+
+    rank: int
+    world_size: int
+    type: str = "native"
+
+
+def unconnected(rank: int, world_size: int) -> Any:
+    """Return the backend of a group that is to be reconfigured before it is used."""
+    words = "has no members yet: call torch.distributed._reconfigure() with their handles first"
+    return refusing(_NoBackend(rank, world_size), words)
+
+
+def _used(uuid: int, who: str) -> ReconfigureError:
+    return ReconfigureError(
+        f"uuid {uuid} was already used by {who}. Every reconfiguration, also one after a failed "
+        f"attempt, takes a new uuid, and all its members pass the same handles in the same order"
+    )
