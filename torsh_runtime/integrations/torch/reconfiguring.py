@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from torch._C import _distributed_c10d
 
-from torsh_runtime.backends.base import Backend
-from torsh_runtime.backends.bootstrap_store import post_abort
+from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.bootstrap_store import post_abort, read_abort_reason
 from torsh_runtime.backends.reconfiguration import Attempt, AttemptStore, Refusing, refusing
 from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost
 from torsh_runtime.integrations.torch import aborting
@@ -73,7 +73,8 @@ class Reconfigurable(Configurable):
         self._check_configurable()
         found, rank = members(opts.handles, self._handle())
         limit = self._timeout if opts.timeout is None else opts.timeout.total_seconds()
-        plan = _Plan(self._home, found, rank, opts.uuid, limit, self._generation)
+        token = _token(found, opts.uuid)
+        plan = _Plan(self._home, found, rank, opts.uuid, token, limit, self._generation)
         if opts.uuid in self._uuids:
             raise _used(opts.uuid, "this process")
         plan.claim()
@@ -158,6 +159,8 @@ class _Plan(NamedTuple):
     found: Sequence[Handle]
     rank: int
     uuid: int
+    token: str
+    """What all members of this attempt have in common."""
     limit: float
     """Seconds for connecting to the others."""
     before: Generation | None
@@ -167,13 +170,6 @@ class _Plan(NamedTuple):
     def store(self) -> Any:
         """Return the store for this attempt."""
         return c10d.PrefixStore(f"reconfigure/{self.uuid}", self.home)
-
-    @property
-    def token(self) -> str:
-        """Return what all members of this attempt have in common."""
-        facts = [self.found[0].group, str(self.uuid), *(each.identity for each in self.found)]
-        text = "\0".join(facts).encode()
-        return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
 
     def claim(self) -> None:
         """Raise ReconfigureError if the uuid was used with other handles, and tell its users."""
@@ -191,7 +187,8 @@ class _Plan(NamedTuple):
         deadline = time.monotonic() + timeout
         name = f"reconfigured/{self.found[0].group}/{self.uuid}/{self.token[:8]}"
         given = self.store
-        store = _WatchedStore(TorchStore(given), _Watch(turn, self.found, self.rank))
+        plain = TorchStore(given)
+        store = _WatchedStore(plain, _Watch(turn, self.found, self.rank, plain))
         size = len(self.found)
         try:
             made = self._from_memory(store, name, timeout)
@@ -251,23 +248,30 @@ class _Reconfigured(NamedTuple):
 class _Watch:
     """Tells an attempt that it is to give up: by another thread, or as a member has ended."""
 
-    def __init__(self, turn: Attempt, found: Sequence[Handle], rank: int) -> None:
+    def __init__(
+        self, turn: Attempt, found: Sequence[Handle], rank: int, store: TorchStore
+    ) -> None:
         self._turn = turn
         self._others = [(each, peer) for peer, each in enumerate(found) if peer != rank]
+        self._rank = rank
+        self._store = store
         self._is_over = False
 
     def check(self) -> None:
-        """Raise CommAborted or PeerLost, but only once, as the store is then used to tell the
-        others.
+        """Raise CommAborted, PeerLost, or the error for which the process gave up before it ended.
+
+        It raises only once, as the store is then used to tell the others.
         """
         if self._is_over:
             return
+        ended = [peer for process, peer in self._others if process.has_ended]
+        self._is_over = bool(ended)
+        if ended:
+            read_abort_reason(self._store, self._rank, BackendType.NATIVE)
+            raise PeerLost(ended[0], _CALL, 0)
         try:
             self._turn.check()
-            for process, peer in self._others:
-                if process.has_ended:
-                    raise PeerLost(peer, _CALL, 0)
-        except CommError:
+        except CommAborted:
             self._is_over = True
             raise
 
@@ -294,6 +298,12 @@ def unconnected(rank: int, world_size: int) -> Any:
     """Return the backend of a group that is to be reconfigured before it is used."""
     words = "has no members yet: call torch.distributed._reconfigure() with their handles first"
     return refusing(_NoBackend(rank, world_size), words)
+
+
+def _token(found: Sequence[Handle], uuid: int) -> str:
+    """Return what an attempt of these members has, and no other one."""
+    facts = [found[0].group, str(uuid), *(each.identity for each in found)]
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _used(uuid: int, who: str) -> ReconfigureError:
