@@ -188,8 +188,9 @@ def test_different_members_are_told_of_each_other() -> None:
         else:
             threading.Timer(0.5, shared.set, ["begun", ""]).start()
         began = time.monotonic()
+        how = "already" if rank else "also"
         with pytest.raises(
-            RuntimeError, match=r"uuid 7 was already used by process \d+ on .*, for"
+            RuntimeError, match=rf"uuid 7 was {how} used by process \d+ on .* other"
         ):
             reconfigure(7, given)
         waited = time.monotonic() - began
@@ -200,13 +201,20 @@ def test_different_members_are_told_of_each_other() -> None:
     assert max(passed(run_ranks(3, body))) < SOON
 
 
-def test_the_order_of_the_members_is_compared_too() -> None:
-    def body(rank: int) -> None:
-        handles = collected(store(), "handles", rank, range(2))
-        with pytest.raises(RuntimeError, match="in another order"):
-            reconfigure(1, handles if rank else handles[::-1], SOON)
+@pytest.mark.parametrize("both_first", [False, True])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_order_of_the_members_is_compared_too(is_known: bool, both_first: bool) -> None:
+    def body(rank: int) -> float:
+        shared = store()
+        if is_known:
+            reconfigure(1, collected(shared, "first", rank, range(2)))
+        handles = collected(shared, "handles", rank, range(2))
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"uuid 2 was (already|also) used by .* order"):
+            reconfigure(2, handles[::-1] if (rank == 0) != both_first else handles)
+        return time.monotonic() - began
 
-    passed(run_ranks(2, body))
+    assert max(passed(run_ranks(2, body))) < SOON
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -236,10 +244,10 @@ def test_handles_of_processes_that_have_ended(is_known: bool) -> None:
 
 
 MOMENTS: dict[str, Callable[[Any], tuple[Any, str]]] = {
-    "as it claims the uuid": lambda at: (at.store.TorchStore, "claim"),
-    "before it has met the others": lambda at: (at.configuring.Configurable, "_count_anew"),
-    "as it maps their memory": lambda at: (at.making, "group_of"),
-    "before their first round": lambda at: (at.native.NativeBackend, "_connected"),
+    "before it leaves the old group": lambda at: (at.reconfiguring, "_token"),
+    "before it has met the others": lambda at: (at.reconfiguring.Reconfigurable, "_count_anew"),
+    "as it maps their memory": lambda at: (at.backend, "group_of"),
+    "before their first round": lambda at: (at.backend.NativeBackend, "_connected"),
 }
 
 
@@ -247,20 +255,17 @@ MOMENTS: dict[str, Callable[[Any], tuple[Any, str]]] = {
 @pytest.mark.parametrize("is_known", [False, True])
 def test_a_rank_is_killed_in_the_middle(moment: str, is_known: bool) -> None:
     def body(rank: int) -> float:
-        from torsh_runtime.backends.native import backend, making
-        from torsh_runtime.integrations.torch import configuring
-        from torsh_runtime.integrations.torch import store as stores
+        from torsh_runtime.backends.native import backend
+        from torsh_runtime.integrations.torch import reconfiguring
 
         shared = store()
         if is_known:
             reconfigure(1, collected(shared, "first", rank, range(3)))
         handles = collected(shared, "handles", rank, range(3))
         if rank == 2:
-            at = SimpleNamespace(
-                store=stores, configuring=configuring, making=backend, native=backend
-            )
-            assert making.group_of is backend.group_of
-            owner, name = MOMENTS[moment](at)
+            modules = SimpleNamespace(backend=backend, reconfiguring=reconfiguring)
+            owner, name = MOMENTS[moment](modules)
+            assert hasattr(owner, name)
             setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
         began = time.monotonic()
         with pytest.raises(tr.PeerLost) as lost:  # noqa: PT012  (the others may have been ready)

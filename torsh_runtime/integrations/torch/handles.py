@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,9 +46,7 @@ class Handle(NamedTuple):
     @classmethod
     def here(cls, identity: str, group: str, generation: str, rank: int) -> Handle:
         """Return the handle of this process."""
-        node, pid = node_here(), os.getpid()
-        place = socket.gethostname(), node.machine, node.pid_namespace, pid, _status(pid)[1]
-        return cls(identity, group, *place, generation, rank)
+        return cls(identity, group, *_place(os.getpid()), generation, rank)
 
     def pack(self) -> str:
         """Return the handle as text, which the program gives to the other members."""
@@ -85,8 +84,8 @@ class Handle(NamedTuple):
 
     @property
     def _is_near(self) -> bool:
-        here = node_here()
-        return (self.machine, self.pid_namespace) == (here.machine, here.pid_namespace)
+        _, *node, _, _ = _place(os.getpid())
+        return [self.machine, self.pid_namespace] == node
 
 
 def members(given: Collection[str], own: Handle) -> tuple[list[Handle], int]:
@@ -129,10 +128,18 @@ def _unpacked(place: int, text: str) -> Handle:
 
 def named(found: Sequence[Handle], ranks: Sequence[int]) -> str:
     """Return which processes these ranks are."""
-    return "; ".join(f"rank {rank} is {found[rank].described}" for rank in ranks[:_MOST_NAMES])
+    known = [rank for rank in ranks[:_MOST_NAMES] if rank in range(len(found))]
+    return "; ".join(f"rank {rank} is {found[rank].described}" for rank in known)
 
 
 _MOST_NAMES = 8
+
+
+@cache
+def _place(pid: int) -> tuple[str, str, str, int, str]:
+    """Return where this process is, whose pid that is: what a handle tells of it."""
+    node = node_here()
+    return socket.gethostname(), node.machine, node.pid_namespace, pid, _status(pid)[1]
 
 
 def _status(pid: int) -> tuple[str, str]:

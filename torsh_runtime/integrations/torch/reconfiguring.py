@@ -76,8 +76,9 @@ class Reconfigurable(Configurable):
         token = _token(found, opts.uuid)
         plan = _Plan(self._home, found, rank, opts.uuid, token, limit, self._generation)
         if opts.uuid in self._uuids:
-            raise _used(opts.uuid, "this process")
-        plan.claim()
+            raise _refusal(opts.uuid, "already used by this process")
+        if rank == 0:  # the others compare only if they have to wait
+            plan.claim()
         self._uuids.add(opts.uuid)
         self._change(plan.connect, limit, _CALL)
         return DONE
@@ -168,19 +169,22 @@ class _Plan(NamedTuple):
 
     @property
     def store(self) -> Any:
-        """Return the store for this attempt."""
-        return c10d.PrefixStore(f"reconfigure/{self.uuid}", self.home)
+        """Return the store for this attempt of these members."""
+        return self._store_of(self.token)
+
+    def _store_of(self, token: str) -> Any:
+        return c10d.PrefixStore(f"reconfigure/{self.uuid}/{token}", self.home)
 
     def claim(self) -> None:
-        """Raise ReconfigureError if the uuid was used with other handles, and tell its users."""
-        store = TorchStore(self.store)
+        """Raise ReconfigureError if the uuid is used with other handles, and tell its users."""
         own = f"{self.token} {len(self.found)} {self.found[self.rank]}"
-        token, _, told = store.claim("members", own).partition(" ")
+        claims = TorchStore(self.home).scoped("reconfigure")
+        found = claims.claim(str(self.uuid), own)
+        token = found.partition(" ")[0]
         if token != self.token:
-            count, _, who = told.partition(" ")
-            error = _used(self.uuid, f"{who}, for {count} other members or in another order")
-            post_abort(store, self.rank, error)
-            raise error
+            store = TorchStore(self._store_of(token))
+            post_abort(store, self.rank, _refusal(self.uuid, f"also used by {_user(own)}"))
+            raise _refusal(self.uuid, f"already used by {_user(found)}")
 
     def connect(self, turn: Attempt, timeout: float) -> _Reconfigured:
         """Connect to the other members."""
@@ -188,7 +192,7 @@ class _Plan(NamedTuple):
         name = f"reconfigured/{self.found[0].group}/{self.uuid}/{self.token[:8]}"
         given = self.store
         plain = TorchStore(given)
-        store = _WatchedStore(plain, _Watch(turn, self.found, self.rank, plain))
+        store = _WatchedStore(plain, _Watch(self, turn, plain))
         size = len(self.found)
         try:
             made = self._from_memory(store, name, timeout)
@@ -220,7 +224,7 @@ class _Plan(NamedTuple):
                 who = named(self.found, missing)
                 detail = error.detail + (f" ({who})" if who else "")
                 return CommTimeout(_CALL, 0, self.limit, missing, detail)
-            case PeerLost(rank=rank):
+            case PeerLost(rank=rank) if rank in range(len(self.found)):
                 return PeerLost(rank, _CALL, 0, error.detail, name=str(self.found[rank]))
         return error
 
@@ -248,32 +252,36 @@ class _Reconfigured(NamedTuple):
 class _Watch:
     """Tells an attempt that it is to give up: by another thread, or as a member has ended."""
 
-    def __init__(
-        self, turn: Attempt, found: Sequence[Handle], rank: int, store: TorchStore
-    ) -> None:
+    def __init__(self, plan: _Plan, turn: Attempt, store: TorchStore) -> None:
+        self._plan = plan
         self._turn = turn
-        self._others = [(each, peer) for peer, each in enumerate(found) if peer != rank]
-        self._rank = rank
         self._store = store
         self._is_over = False
+        self._is_claimed = plan.rank == 0
 
     def check(self) -> None:
-        """Raise CommAborted, PeerLost, or the error for which the process gave up before it ended.
+        """Raise CommAborted, PeerLost, the error for which a process gave up before it ended, or
+        ReconfigureError if others passed other handles.
 
         It raises only once, as the store is then used to tell the others.
         """
         if self._is_over:
             return
-        ended = [peer for process, peer in self._others if process.has_ended]
-        self._is_over = bool(ended)
-        if ended:
-            read_abort_reason(self._store, self._rank, BackendType.NATIVE)
-            raise PeerLost(ended[0], _CALL, 0)
         try:
-            self._turn.check()
-        except CommAborted:
+            self._look()
+        except (CommError, ReconfigureError):
             self._is_over = True
             raise
+
+    def _look(self) -> None:
+        self._turn.check()
+        if not self._is_claimed:
+            self._plan.claim()
+            self._is_claimed = True
+        for peer, process in enumerate(self._plan.found):
+            if peer != self._plan.rank and process.has_ended:
+                read_abort_reason(self._store, self._plan.rank, BackendType.NATIVE)
+                raise PeerLost(peer, _CALL, 0)
 
 
 class _WatchedStore(AttemptStore):
@@ -306,8 +314,14 @@ def _token(found: Sequence[Handle], uuid: int) -> str:
     return hashlib.blake2b("\0".join(facts).encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
-def _used(uuid: int, who: str) -> ReconfigureError:
+def _user(claim: str) -> str:
+    """Return who has claimed a uuid, and how."""
+    _, count, who = claim.split(" ", 2)
+    return f"{who}, which passed other handles ({count}), or in another order"
+
+
+def _refusal(uuid: int, what: str) -> ReconfigureError:
     return ReconfigureError(
-        f"uuid {uuid} was already used by {who}. Every reconfiguration, also one after a failed "
-        f"attempt, takes a new uuid, and all its members pass the same handles in the same order"
+        f"uuid {uuid} was {what}. Every reconfiguration, also one after a failed attempt, takes a "
+        f"new uuid, and all its members pass the same handles in the same order"
     )
