@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import resource
 import signal
@@ -252,8 +253,11 @@ MOMENTS: dict[str, Callable[[Any], tuple[Any, str]]] = {
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("is_known", [False, True])
-def test_a_rank_is_killed_in_the_middle(moment: str, is_known: bool) -> None:
+def test_a_rank_is_killed_in_the_middle(moment: str, victim: int, is_known: bool) -> None:
+    survivors = [rank for rank in range(3) if rank != victim]
+
     def body(rank: int) -> float:
         from torsh_runtime.backends.native import backend
         from torsh_runtime.integrations.torch import reconfiguring
@@ -262,7 +266,7 @@ def test_a_rank_is_killed_in_the_middle(moment: str, is_known: bool) -> None:
         if is_known:
             reconfigure(1, collected(shared, "first", rank, range(3)))
         handles = collected(shared, "handles", rank, range(3))
-        if rank == 2:
+        if rank == victim:
             modules = SimpleNamespace(backend=backend, reconfiguring=reconfiguring)
             owner, name = MOMENTS[moment](modules)
             assert hasattr(owner, name)
@@ -272,14 +276,14 @@ def test_a_rank_is_killed_in_the_middle(moment: str, is_known: bool) -> None:
             reconfigure(2, handles)
             summed()
         waited = time.monotonic() - began
-        assert lost.value.rank == 2
-        reconfigure(3, collected(shared, "survivors", rank, [0, 1]))
+        assert lost.value.rank == victim
+        reconfigure(3, collected(shared, "survivors", rank, survivors))
         assert summed() == 2
         return waited
 
     results = run_ranks(3, body)
-    assert max(passed(results[:2])) < SOON
-    assert isinstance(results[2], Raised)
+    assert max(passed([results[rank] for rank in survivors])) < SOON
+    assert isinstance(results[victim], Raised)
 
 
 @pytest.mark.parametrize("is_known", [False, True])
@@ -312,6 +316,51 @@ def test_a_rank_is_stopped(is_known: bool) -> None:
         return waited
 
     assert max(passed(run_ranks(3, body))) < SOON
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_the_rank_that_serves_the_store_is_lost(is_known: bool, end: signal.Signals) -> None:
+    import torch  # noqa: F401  (once, before the ranks are forked)
+
+    ports: Any = multiprocessing.get_context("fork").SimpleQueue()
+    ready, over = (multiprocessing.get_context("fork").Barrier(count) for count in (3, 2))
+
+    def body(rank: int) -> float:
+        import torch.distributed as dist
+
+        served = None
+        if rank == 0:
+            served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            ports.put(served.port)
+            ports.put(served.port)
+        shared = served or dist.TCPStore("127.0.0.1", ports.get())
+        dist.init_process_group("torsh", store=shared, rank=rank, world_size=3)
+        if is_known:
+            reconfigure(1, collected(shared, "first", rank, range(3)))
+        handles = collected(shared, "handles", rank, range(3))
+        shared.set(f"pid/{rank}", str(os.getpid()))
+        pids = [int(shared.get(f"pid/{each}")) for each in range(3)]
+        ready.wait()
+        if rank == 0:
+            os.kill(os.getpid(), end)
+            return 0.0
+        time.sleep(0.3)
+        began = time.monotonic()
+        with pytest.raises(tr.CommError, match=f"process {pids[0]} on") as caught:
+            reconfigure(2, handles, 1.5)
+        kind = tr.PeerLost if end == signal.SIGKILL else tr.CommTimeout
+        assert isinstance(caught.value, kind)
+        with pytest.raises(tr.StoreError, match="rank 0 as a rule"):
+            reconfigure(3, handles[1:], 1.5)
+        waited = time.monotonic() - began
+        over.wait()
+        if rank == 1 and end == signal.SIGSTOP:
+            os.kill(pids[0], signal.SIGCONT)
+        return waited
+
+    results = run_forked(3, body)
+    assert max(passed(results[1:])) < SOON
 
 
 def test_abort_wakes_all_and_hooks_are_called_once() -> None:

@@ -70,9 +70,14 @@ class Handle(NamedTuple):
     @property
     def described(self) -> str:
         """Return what people call the process, and whether it is stopped."""
-        if self._is_near and _status(self.pid)[0] in ("T", "t"):
+        if self.is_stopped:
             return f"{self}, which is stopped: `kill -CONT {self.pid}` lets it go on"
         return str(self)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the process is known to be stopped, by SIGSTOP or a debugger."""
+        return self._is_near and _status(self.pid)[0] in ("T", "t")
 
     @property
     def has_ended(self) -> bool:

@@ -8,9 +8,11 @@ the attempt's uuid; if all are of one group of a node already, they meet in its 
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from torch._C import _distributed_c10d
@@ -18,7 +20,15 @@ from torch._C import _distributed_c10d
 from torsh_runtime.backends.base import Backend, BackendType
 from torsh_runtime.backends.bootstrap_store import post_abort, read_abort_reason
 from torsh_runtime.backends.reconfiguration import Attempt, AttemptStore, Refusing, refusing
-from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost
+from torsh_runtime.errors import (
+    CommAborted,
+    CommError,
+    CommTimeout,
+    PeerLost,
+    StoreError,
+    StoreTimeout,
+    TorshError,
+)
 from torsh_runtime.integrations.torch import aborting
 from torsh_runtime.integrations.torch.configuring import (
     Configurable,
@@ -28,7 +38,7 @@ from torsh_runtime.integrations.torch.configuring import (
     meet,
 )
 from torsh_runtime.integrations.torch.handles import Handle, ReconfigureError, members, named
-from torsh_runtime.integrations.torch.store import TorchStore
+from torsh_runtime.integrations.torch.store import TimedStore, TorchStore
 from torsh_runtime.integrations.torch.work import DONE, TorshWork
 from torsh_runtime.store.base import Entry
 
@@ -73,12 +83,13 @@ class Reconfigurable(Configurable):
         self._check_configurable()
         found, rank = members(opts.handles, self._handle())
         limit = self._timeout if opts.timeout is None else opts.timeout.total_seconds()
-        token = _token(found, opts.uuid)
-        plan = _Plan(self._home, found, rank, opts.uuid, token, limit, self._generation)
         if opts.uuid in self._uuids:
             raise _refusal(opts.uuid, "already used by this process")
+        token = _token(found, opts.uuid)
+        plan = _Plan(self._home, found, rank, opts.uuid, token, limit, self._generation)
         if rank == 0:  # the others compare only if they have to wait
-            plan.claim()
+            with plan.naming():
+                plan.claim(time.monotonic() + limit)
         self._uuids.add(opts.uuid)
         self._change(plan.connect, limit, _CALL)
         return DONE
@@ -133,7 +144,10 @@ class Reconfigurable(Configurable):
     def _handle(self) -> Handle:
         group: Any = self
         token = "" if self._generation is None else self._generation.token
-        return Handle.here(self._identity, group.getGroupName(), token, self.rank())
+        identity = (
+            f"{self._identity}-{os.getpid()}"  # a fork is not the process that the others know
+        )
+        return Handle.here(identity, group.getGroupName(), token, self.rank())
 
     def _error(self) -> str:
         if isinstance(self._own, Refusing):
@@ -175,14 +189,14 @@ class _Plan(NamedTuple):
     def _store_of(self, token: str) -> Any:
         return c10d.PrefixStore(f"reconfigure/{self.uuid}/{token}", self.home)
 
-    def claim(self) -> None:
+    def claim(self, deadline: float) -> None:
         """Raise ReconfigureError if the uuid is used with other handles, and tell its users."""
         own = f"{self.token} {len(self.found)} {self.found[self.rank]}"
-        claims = TorchStore(self.home).scoped("reconfigure")
+        claims = TimedStore(self.home, deadline).scoped("reconfigure")
         found = claims.claim(str(self.uuid), own)
         token = found.partition(" ")[0]
         if token != self.token:
-            store = TorchStore(self._store_of(token))
+            store = TimedStore(self._store_of(token), deadline)
             post_abort(store, self.rank, _refusal(self.uuid, f"also used by {_user(own)}"))
             raise _refusal(self.uuid, f"already used by {_user(found)}")
 
@@ -191,16 +205,14 @@ class _Plan(NamedTuple):
         deadline = time.monotonic() + timeout
         name = f"reconfigured/{self.found[0].group}/{self.uuid}/{self.token[:8]}"
         given = self.store
-        plain = TorchStore(given)
-        store = _WatchedStore(plain, _Watch(self, turn, plain))
+        plain = TimedStore(given, deadline)
+        store = _WatchedStore(plain, _Watch(self, turn, plain, deadline))
         size = len(self.found)
-        try:
+        with self.naming():
             made = self._from_memory(store, name, timeout)
             if made is None:
                 left = max(deadline - time.monotonic(), 0.001)
                 made = meet(store, self.rank, size, left, name)
-        except CommError as error:
-            raise self._told(error) from error.__cause__
         plan = Plan(given, self.rank, size, self.uuid, None)
         return _Reconfigured(Configured(made, given, plan), self.token)
 
@@ -217,8 +229,28 @@ class _Plan(NamedTuple):
             return None
         return old.subgroup(store, name, ranks, timeout)
 
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Have errors name the processes that they are about."""
+        try:
+            yield
+        except StoreError as error:
+            raise self._of_store(error) from None
+        except CommError as error:
+            raise self._told(error) from error.__cause__
+
+    def _of_store(self, error: StoreError) -> TorshError:
+        """Return the error about the member because of which the store fails, if it is known."""
+        ended = [rank for rank, each in enumerate(self.found) if each.has_ended]
+        stopped = [rank for rank, each in enumerate(self.found) if each.is_stopped]
+        if ended:
+            return PeerLost(ended[0], _CALL, 0, name=str(self.found[ended[0]]))
+        if stopped and isinstance(error, StoreTimeout):
+            who = f" ({named(self.found, stopped)}), and torch's store did not answer"
+            return CommTimeout(_CALL, 0, self.limit, stopped, who)
+        return error
+
     def _told(self, error: CommError) -> CommError:
-        """Return the same error, naming the processes that it is about."""
         match error:
             case CommTimeout(missing=missing):
                 who = named(self.found, missing)
@@ -252,8 +284,9 @@ class _Reconfigured(NamedTuple):
 class _Watch:
     """Tells an attempt that it is to give up: by another thread, or as a member has ended."""
 
-    def __init__(self, plan: _Plan, turn: Attempt, store: TorchStore) -> None:
+    def __init__(self, plan: _Plan, turn: Attempt, store: TorchStore, deadline: float) -> None:
         self._plan = plan
+        self._deadline = deadline
         self._turn = turn
         self._store = store
         self._is_over = False
@@ -276,7 +309,7 @@ class _Watch:
     def _look(self) -> None:
         self._turn.check()
         if not self._is_claimed:
-            self._plan.claim()
+            self._plan.claim(self._deadline)
             self._is_claimed = True
         for peer, process in enumerate(self._plan.found):
             if peer != self._plan.rank and process.has_ended:
