@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import multiprocessing
 import os
 import resource
 import signal
@@ -320,43 +319,43 @@ def test_a_rank_is_stopped(is_known: bool) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("is_known", [False, True])
-def test_the_rank_that_serves_the_store_is_lost(is_known: bool, end: signal.Signals) -> None:
+def test_the_rank_that_serves_the_store_is_lost(
+    is_known: bool, end: signal.Signals, tmp_path: Path
+) -> None:
     import torch  # noqa: F401  (once, before the ranks are forked)
-
-    ports: Any = multiprocessing.get_context("fork").SimpleQueue()
-    ready, over = (multiprocessing.get_context("fork").Barrier(count) for count in (3, 2))
 
     def body(rank: int) -> float:
         import torch.distributed as dist
 
-        served = None
+        lasting = dist.FileStore(f"{tmp_path}/store", -1)
         if rank == 0:
-            served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            ports.put(served.port)
-            ports.put(served.port)
-        shared = served or dist.TCPStore("127.0.0.1", ports.get())
+            shared = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            lasting.set("port", str(shared.port))
+        else:
+            shared = dist.TCPStore("127.0.0.1", int(lasting.get("port")))
         dist.init_process_group("torsh", store=shared, rank=rank, world_size=3)
         if is_known:
-            reconfigure(1, collected(shared, "first", rank, range(3)))
-        handles = collected(shared, "handles", rank, range(3))
-        shared.set(f"pid/{rank}", str(os.getpid()))
-        pids = [int(shared.get(f"pid/{each}")) for each in range(3)]
-        ready.wait()
+            reconfigure(1, collected(lasting, "first", rank, range(3)))
+        handles = collected(lasting, "handles", rank, range(3))
         if rank == 0:
+            lasting.wait(["ready/1", "ready/2"])
+            lasting.set("pid", str(os.getpid()))
             os.kill(os.getpid(), end)
             return 0.0
+        lasting.set(f"ready/{rank}", "")
+        pid = int(lasting.get("pid"))
         time.sleep(0.3)
         began = time.monotonic()
-        with pytest.raises(tr.CommError, match=f"process {pids[0]} on") as caught:
-            reconfigure(2, handles, 1.5)
         kind = tr.PeerLost if end == signal.SIGKILL else tr.CommTimeout
-        assert isinstance(caught.value, kind)
+        with pytest.raises(kind, match=f"process {pid} on"):
+            reconfigure(2, handles, 1.5)
         with pytest.raises(tr.StoreError, match="rank 0 as a rule"):
             reconfigure(3, handles[1:], 1.5)
         waited = time.monotonic() - began
-        over.wait()
+        lasting.set(f"over/{rank}", "")
+        lasting.wait(["over/1", "over/2"])
         if rank == 1 and end == signal.SIGSTOP:
-            os.kill(pids[0], signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
         return waited
 
     results = run_forked(3, body)
