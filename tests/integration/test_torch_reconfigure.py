@@ -244,7 +244,7 @@ def test_handles_of_processes_that_have_ended(is_known: bool) -> None:
 
 
 MOMENTS: dict[str, Callable[[Any], tuple[Any, str]]] = {
-    "before it leaves the old group": lambda at: (at.reconfiguring, "_token"),
+    "before it leaves the old group": lambda at: (at.reconfiguring, "token_of"),
     "before it has met the others": lambda at: (at.reconfiguring.Reconfigurable, "_count_anew"),
     "as it maps their memory": lambda at: (at.backend, "group_of"),
     "before their first round": lambda at: (at.backend.NativeBackend, "_connected"),
