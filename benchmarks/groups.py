@@ -58,7 +58,7 @@ _RECONFIGURE_BARS = 0.003, 0.1
 """Seconds, and of Gloo's."""
 _LEFT = "descriptors", "KiB of memory"
 _LEFT_BARS = 0.0, 1.0
-"""What one of many reconfigurations may leave behind, in the mean of the worst rank."""
+"""The most that one of many reconfigurations may leave behind, in the mean of the worst rank."""
 _PATIENCE = 120.0
 
 

@@ -40,7 +40,7 @@ class Generation(NamedTuple):
     """Describes the group that a reconfiguration has made."""
 
     token: str
-    """What its members have in common, and no other group."""
+    """A text that its members have in common, and no other group."""
     backend: Backend
 
 
@@ -53,7 +53,7 @@ class ReconfigurePlan(NamedTuple):
     rank: int
     uuid: int
     token: str
-    """What all members of this attempt have in common."""
+    """A text that all members of this attempt have in common."""
     limit: float
     """Seconds for connecting to the others."""
     before: Generation | None

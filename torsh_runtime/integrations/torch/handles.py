@@ -37,9 +37,9 @@ class Handle(NamedTuple):
     pid_namespace: str
     pid: int
     started: str
-    """When the process began, in the kernel's ticks, as another process may get its pid."""
+    """The time at which the process began, in the kernel's ticks; its pid may be used again."""
     generation: str
-    """What the members of the present group have in common; "" if they did not reconfigure it."""
+    """The text that members of a reconfigured group have in common; "" if it is not one."""
     rank: int
     """The rank in the present group."""
 
