@@ -86,7 +86,7 @@ class ReconfigurePlan(NamedTuple):
         plain = TimedStore(given, deadline)
         store = _WatchedStore(plain, _Watch(self, turn, plain, deadline))
         size = len(self.found)
-        with self.naming():
+        with self._naming():
             made = self._from_memory(store, name, timeout)
             if made is None:
                 left = max(deadline - time.monotonic(), 0.001)
@@ -108,7 +108,7 @@ class ReconfigurePlan(NamedTuple):
         return old.subgroup(store, name, ranks, timeout)
 
     @contextmanager
-    def naming(self) -> Iterator[None]:
+    def _naming(self) -> Iterator[None]:
         """Have errors name the processes that they are about."""
         try:
             yield
@@ -171,7 +171,7 @@ class _Watch:
         self._turn = turn
         self._store = store
         self._is_over = False
-        self._is_claimed = plan.rank == 0
+        self._is_claimed = False
 
     def check(self) -> None:
         """Raise CommAborted, PeerLost, the error for which a process gave up before it ended, or

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -63,8 +62,8 @@ class Reconfigurable(Configurable):
         DDP, meshes and other objects keep the group, as with configure(), whose errors this raises
         too: CommTimeout naming the processes that did not come, PeerLost naming one that has ended.
         Raises ReconfigureError, and leaves the group as it is, for handles that are wrong and for a
-        uuid that this process has used. It also raises it if another process has used the uuid with
-        other handles, on rank 0 before the group is left and on the others while they wait.
+        uuid that this process has used. It also raises it if it has to wait, and other handles have
+        been passed with the uuid.
         """
         self._check_configurable()
         found, rank = members(opts.handles, self._handle())
@@ -73,9 +72,6 @@ class Reconfigurable(Configurable):
             raise refusal(opts.uuid, "already used by this process")
         token = token_of(found, opts.uuid)
         plan = ReconfigurePlan(self._home, found, rank, opts.uuid, token, limit, self._generation)
-        if rank == 0:  # the others compare only if they have to wait
-            with plan.naming():
-                plan.claim(time.monotonic() + limit)
         self._uuids.add(opts.uuid)
         self._change(plan.connect, limit, CALL)
         return DONE
