@@ -6,8 +6,8 @@ Measures a group that is reconfigured in place (configure()), a new group, and t
 each with its first all_reduce of 8 bytes. The groups are torsh's own, torch's with the backend
 "torsh", and Gloo's. All are made repeatedly by the same processes in one run, in turns; a time is
 the slowest rank's. Ratios are of medians, to Gloo's and to torsh's own new group. With torch 2.14
-it also measures torch's own reconfigure functions on both backends, and what many of them leave
-behind.
+it also measures torch's own reconfigure functions, on both backends in processes of their own, and
+what many of them leave behind.
 """
 
 from __future__ import annotations

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torsh_runtime.errors import ConfigError
-
 c10d: Any = dist.distributed_c10d
 
 
@@ -83,6 +81,8 @@ def put_in_gloos_stead() -> None:
             return theirs(size, rank, ranks, backend, *given, **named)
         others = [f"{device}:{name}" for device, name in devices.items() if name != "gloo"]
         if others and named.get("enable_reconfigure"):
+            from torsh_runtime.errors import ConfigError
+
             raise ConfigError(_SEVERAL)
         made, store = theirs(size, rank, ranks, ",".join(others) or _STAND_IN, *given, **named)
         if store is None:
