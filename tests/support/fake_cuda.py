@@ -3,6 +3,10 @@
 What is put on a stream is not run before somebody asks whether it is done, and then only what
 that depends on is run: whoever reads or writes without having waited sees old contents. What would
 be undefined on a GPU, or a crash of the process, is noted in `Machine.faults`.
+
+Memory is freed in the order of the stream that was current when it was allocated: what that had
+got by then may still use it, and what has been made to wait by that. `Machine.bytes_alive` counts
+what the program still holds. `Machine.capture` captures a stream in a graph (see fake_graphs).
 """
 
 from __future__ import annotations
@@ -12,10 +16,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
+from support.fake_graphs import GLOBAL, Capture, Graph
 
 _PATIENCE = 60.0
 """Seconds after which a wait on the processor is given up; a GPU would hang."""
@@ -36,6 +42,7 @@ class Task:
         self.run = run
         self.done = False
         self.busy = False
+        self.capture: Capture | None = None
 
     def finish(self) -> None:
         self.done = True
@@ -51,6 +58,7 @@ class Queue:
         self.blocking = blocking
         self.destroyed = False
         self.tasks: deque[Task] = deque()
+        self.capture: Capture | None = None
 
 
 class Gpu:
@@ -83,6 +91,9 @@ class Machine:
         self._progress = 0
         self._handles = itertools.count(0x1000, 0x10)
         self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
+        self._contents: dict[int, tuple[Gpu, Any]] = {}
+        self._freed: deque[tuple[int, Task | None]] = deque()
+        self._reusing = False
         self._indices = itertools.count(1)
         self._thread = threading.local()
 
@@ -109,25 +120,86 @@ class Machine:
             raise CUDAError("CUDA_ERROR_INVALID_DEVICE: no such device")
         return self.gpus[number]
 
-    def allocate(self, gpu: Gpu, num_bytes: int) -> Block:
+    def allocate(self, queue: Queue, num_bytes: int) -> Block:
+        """Memory of the stream's device, to be freed in the order of that stream."""
         index = next(self._indices)
-        block = Block(gpu, index << 32, num_bytes)
+        block = Block(queue.gpu, index << 32, num_bytes)
         self._blocks[index] = block
+        self._contents[index] = queue.gpu, block.bytes
+        weakref.finalize(block, self._free, index, queue).atexit = False
         return block
+
+    @property
+    def bytes_alive(self) -> int:
+        """The bytes of what the program has not let go of."""
+        return sum(len(block.bytes) for block in list(self._blocks.values()))
+
+    def _free(self, index: int, queue: Queue) -> None:
+        tasks = queue.tasks
+        self._freed.append((index, tasks[-1] if tasks else None))
+
+    def reuse(self) -> None:
+        """Give up all memory that could have been used for something else by now."""
+        with self.moved:
+            if self._reusing:
+                return
+            self._reusing = True
+            try:
+                for _ in range(len(self._freed)):
+                    index, last = self._freed.popleft()
+                    if last is None or self._finish(last):
+                        del self._contents[index]
+                    else:
+                        self._freed.append((index, last))
+            finally:
+                self._reusing = False
 
     def memory(self, gpu: Gpu, address: int, num_bytes: int) -> Any:
         """The bytes at an address; None, and a fault, unless that much is allocated there."""
-        block = self._blocks.get(address >> 32)
-        offset = address & 0xFFFFFFFF
         if num_bytes == 0:
             return np.empty(0, np.uint8)
-        if block is None or offset + num_bytes > len(block.bytes):
+        where, content = self._contents.get(address >> 32, (gpu, ()))
+        offset = address & 0xFFFFFFFF
+        if offset + num_bytes > len(content):
             self.faults.append(f"{num_bytes} bytes at {address:#x} are used but not allocated")
             return None
-        if block.gpu is not gpu:
-            self.faults.append(f"device {gpu.number} uses memory of device {block.gpu.number}")
+        if where is not gpu:
+            self.faults.append(f"device {gpu.number} uses memory of device {where.number}")
             return None
-        return block.bytes[offset : offset + num_bytes]
+        return content[offset : offset + num_bytes]
+
+    def captured_queues(self) -> list[Queue]:
+        return [queue for gpu in self.gpus for queue in gpu.queues if queue.capture is not None]
+
+    def exchange_mode(self, mode: int) -> int:
+        """Set the calling thread's mode towards captures; the one before."""
+        before: int = getattr(self._thread, "mode", GLOBAL)
+        self._thread.mode = mode
+        return before
+
+    def check_no_capture(self) -> None:
+        """Refuse what a capture forbids the calling thread, and end the capture."""
+        mode = getattr(self._thread, "mode", GLOBAL)
+        for queue in self.captured_queues():
+            if queue.capture is not None and queue.capture.forbids(mode):
+                queue.capture.is_invalid = True
+                raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a stream is capturing")
+
+    @contextmanager
+    def capture(self, queue: Queue, mode: int = GLOBAL) -> Iterator[Graph]:
+        """Capture what is put on a stream within the block; the graph is complete after it."""
+        if queue is queue.gpu.default:
+            raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: it is the default stream")
+        capture = queue.capture = Capture(queue, mode)
+        try:
+            yield Graph(capture.nodes)
+        finally:
+            for each in capture.queues:
+                each.capture = None
+        if capture.is_invalid:
+            raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
+        if capture.unjoined:
+            raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_UNJOINED")
 
     def new_queue(self, gpu: Gpu, blocking: bool) -> Queue:
         queue = Queue(gpu, next(self._handles), blocking)
@@ -149,10 +221,43 @@ class Machine:
         with self.moved:
             if queue.destroyed:
                 raise CUDAError("CUDA_ERROR_INVALID_HANDLE: the stream was destroyed")
+            for need in needs:
+                self._join(queue, need)
+            if queue.capture is not None:
+                return self._captured(queue, lambda other: self.put(other, run), run)
             task = Task(queue, [*needs, *self._implied(queue)], run)
             queue.tasks.append(task)
             self.moved.notify_all()
         return task
+
+    def put_node(self, queue: Queue, node: Callable[[Queue], object]) -> Task:
+        """Put something on a stream that is being captured, which `node` does at each replay."""
+        return self._captured(queue, node, bool)
+
+    def _captured(
+        self, queue: Queue, node: Callable[[Queue], object], run: Callable[[], bool]
+    ) -> Task:
+        assert queue.capture is not None
+        queue.capture.nodes.append(node)
+        task = Task(queue, (), run)
+        task.capture = queue.capture
+        queue.capture.unjoined.add(queue)
+        queue.capture.unjoined.discard(queue.capture.origin)
+        return task
+
+    def _join(self, queue: Queue, need: Task) -> None:
+        """Let a stream wait for a task: within one capture, if any."""
+        if need.capture is None:
+            if queue.capture is not None and not need.done:
+                queue.capture.is_invalid = True
+                raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_ISOLATION: it waits for other work")
+            return
+        if need.capture.origin.capture is not need.capture:
+            raise CUDAError("CUDA_ERROR_INVALID_VALUE: the event was recorded in a capture")
+        queue.capture = need.capture
+        queue.capture.queues.add(queue)
+        if queue is queue.capture.origin:
+            queue.capture.unjoined.discard(need.queue)
 
     def last(self, queue: Queue) -> Task | None:
         with self.moved:
@@ -283,10 +388,18 @@ class Event(Made):
 
     @property
     def is_done(self) -> bool:
+        machine().check_no_capture()
+        self._check_not_captured()
         return machine().is_done(self._task)
 
     def sync(self) -> None:
+        machine().check_no_capture()
+        self._check_not_captured()
         machine().wait(self._task)
+
+    def _check_not_captured(self) -> None:
+        if self._task is not None and self._task.capture is not None:
+            raise CUDAError("CUDA_ERROR_CAPTURED_EVENT: the event was recorded in a capture")
 
     def close(self) -> None:
         self._task = None
@@ -324,6 +437,7 @@ class Stream(Made):
         machine().put(machine().queue(self._handle), lambda: True, needs)
 
     def sync(self) -> None:
+        machine().check_no_capture()
         machine().wait(machine().last(machine().queue(self._handle)))
 
     def close(self) -> None:

@@ -139,7 +139,7 @@ class ndarray:  # noqa: N801  (cupy's name)
 def empty(shape: Any, dtype: Any = np.float64) -> ndarray:
     dtype = np.dtype(dtype)
     count = int(np.prod(shape))
-    block = machine().allocate(machine().current, count * dtype.itemsize)
+    block = machine().allocate(current_queue(), count * dtype.itemsize)
     return ndarray(block, block.bytes.view(dtype).reshape(shape))
 
 
