@@ -120,7 +120,7 @@ class NcclLaunching(NcclOperations):
             if status != self._captures.none and not int(error):
                 flight.is_captured = True
             caller = own.callers.get(handle) or own.caller(handle)
-            # A graph keeps the events that it captures, and no other work may use them.
+            # An event that was recorded in a capture stands for a place in its graph.
             stream.wait(caller.record(None if flight.is_captured else own.arrival))
         if self._block is not None:
             ready.begin(*ready.arguments, stream=own.handle)

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from torsh_runtime.backends.library.failure_notifications import FailureNotifications
 from torsh_runtime.backends.library.library_backend import LibraryBackend
 from torsh_runtime.backends.library.operands import Parts, check_peer, check_rank, ends_of
-from torsh_runtime.backends.nccl.device import Operand, loaded_framework, memories
+from torsh_runtime.backends.nccl.device import (
+    Operand,
+    loaded_framework,
+    memories,
+    staging_of,
+    whole_of,
+)
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl, Stream
 from torsh_runtime.backends.nccl.plans import METHODS, Plan, Ready
 from torsh_runtime.backends.nccl.reductions import Reduction
@@ -126,6 +132,8 @@ class NcclOperations(LibraryBackend):
             [source] = sources.arrays
             if not targets.listed:
                 return self._all_gather(targets.arrays[0], source)
+            if _are_equal(targets):
+                return self._all_gather_of_list(targets, source)
             sources = Parts([source] * self._world_size, sources.sizes, True)
         # NCCL's own all-to-all is no faster on ordinary memory, and not in all its versions.
         return self._exchange(sources, targets)
@@ -136,7 +144,25 @@ class NcclOperations(LibraryBackend):
 
         return self._ready([source, target], begin, _copying([target]))
 
+    def _all_gather_of_list(self, targets: Parts[Operand], source: Operand) -> Ready:
+        """Gather into equal parts at once, as all ranks do wherever each keeps them."""
+        whole = whole_of(targets)
+        if whole is not None:
+            return self._all_gather(whole, source)
+        room, pieces = staging_of(targets)
+
+        def begin(nccl: Communicator, stream: Stream) -> None:
+            nccl.allgather(source.bytes, room.bytes, stream=stream)
+
+        def finish() -> None:
+            for target, piece in zip(targets.arrays, pieces, strict=True):
+                target.framework.assign(target.array, piece)
+
+        return self._ready([source, room, *targets.arrays], begin, finish)
+
     def _reduce_scatter(self, op: Op, target: Operand, sources: Parts[Operand]) -> Ready:
+        if sources.listed and _are_equal(sources):
+            sources = Parts([_whole(sources)], sources.sizes, False)
         reduction = self._reduction(target, op)
         wires, room = [reduction.wire(each) for each in sources.arrays], reduction.wire(target)
 
@@ -224,6 +250,21 @@ class NcclOperations(LibraryBackend):
 
     def _reduction(self, values: Operand, op: Op) -> Reduction:
         return Reduction(self._nccl, values.dtype.name, op.reduction, self._world_size)
+
+
+def _are_equal(parts: Parts[Operand]) -> bool:
+    """Return whether the parts have one size, not 0, which all ranks know."""
+    return parts.sizes[0] > 0 and len(set(parts.sizes)) == 1
+
+
+def _whole(parts: Parts[Operand]) -> Operand:
+    """Return one array with the contents of equal parts: the one that they lie in, or a copy."""
+    whole = whole_of(parts)
+    if whole is None:
+        whole, pieces = staging_of(parts)
+        for part, piece in zip(parts.arrays, pieces, strict=True):
+            part.framework.assign(piece, part.flat)
+    return whole
 
 
 def _finishing(reduction: Reduction, values: Operand, wire: Any) -> Callable[[], None] | None:
