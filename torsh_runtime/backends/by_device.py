@@ -135,8 +135,13 @@ class ByDeviceBackend(Backend):
         """End the host's backend because NCCL has failed: pending operations end, new ones are
         refused.
         """
-        host, _ = self._members
-        self._host = cast(Backend, Refusing(host, cause.error))
+        host, gpu = self._members
+
+        def error() -> CommError:
+            gpu.told()
+            return cause.error()
+
+        self._host = cast(Backend, Refusing(host, error))
         host.abort()
 
     def _at(self, array: object) -> Backend:

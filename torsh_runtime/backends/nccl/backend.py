@@ -101,6 +101,7 @@ class NcclBackend(NcclLaunching):
     def abort(self) -> None:
         self._is_own_doing = True
         super().abort()
+        self.told()
 
     @property
     def unreported(self) -> CommError | None:
