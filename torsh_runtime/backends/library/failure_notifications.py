@@ -75,7 +75,7 @@ class Call:
     suspects: set[int] = field(default_factory=set)
     """The ranks that seemed gone when this operation was last looked after."""
     has_started: bool = True
-    """Whether the rank itself has come to it: with streams, its GPU does so later than its call."""
+    """The rank itself has come to it: with streams, its GPU does so later than its call."""
 
 
 class FailureNotifications:

@@ -35,7 +35,7 @@ _FAREWELL = 5.0
 _ABORT = 0.25
 """Seconds that are waited for NCCL to give up."""
 _TIMEOUTS_TO_START = 4
-"""How many timeouts the GPU may take to come to an operation, counted from its call."""
+"""The timeouts that the GPU may take to come to an operation, counted from its call."""
 
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""What a group keeps of each operation until the GPU has done it."""
+"""Keeps of each operation what is needed until the GPU has done it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torsh_runtime.backends.nccl.streams import OwnStream
 
 @dataclass(slots=True, eq=False)
 class Flight(Call):
-    """One operation from its call until the GPU has done it.
+    """Represents an operation from its call until the GPU has done it.
 
     Once the stream that it followed waits for it, it holds no array: whoever frees one does so in
     the order of that stream, so that its memory is not used again before.
@@ -27,7 +27,7 @@ class Flight(Call):
     next_look: float = 0.0
     """The time to look at the other ranks' notes again, in seconds of time.monotonic()."""
     started: float | None = None
-    """When the GPU had come to it, in seconds of time.monotonic(), as far as was noticed."""
+    """The time at which it was noticed that the GPU has come to it, of time.monotonic()."""
     operands: Sequence[object] = ()
     """Arrays that are in use until it is over."""
     frameworks: Collection[Framework] = ()
@@ -37,16 +37,16 @@ class Flight(Call):
     end: Event | None = None
     """Behind it on the group's stream; None as long as it is not launched."""
     shares_events: bool = False
-    """Whether a later operation of the same launch gives the events back."""
+    """A later operation of the same launch gives the events back."""
     sender: int | None = None
     """The rank that a message comes from."""
     is_awaited: bool = False
-    """Whether a stream goes on when it is over, whatever it has ended with."""
+    """A stream goes on when it is over, whatever it has ended with."""
     is_captured: bool = False
-    """Whether it runs when a CUDA graph is replayed, and not by itself."""
+    """It runs when a CUDA graph is replayed, and not by itself."""
     is_over: bool = False
     failure: FailureCause | None = None
-    """What it has ended with; None if it succeeded. Errors would hold the frames they pass."""
+    """The failure it has ended with, if any. An error would hold the frames that it passes."""
     callbacks: Sequence[Callable[[], None]] = ()
 
     @property

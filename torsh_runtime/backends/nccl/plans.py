@@ -29,16 +29,16 @@ class Ready(NamedTuple):
     """To be called with `arguments` and the stream."""
     arguments: Sequence[object]
     held: Sequence[object]
-    """What is in use until the operation is over."""
+    """The memory that is in use until the operation is over."""
     frameworks: Collection[Framework]
     callers: Collection[int] | None = None
     """Handles of the current streams; None if the device has to be made current first."""
     operands: Sequence[Operand] = ()
     finish: Callable[[], None] | None = None
-    """What moves the result to where it belongs; None if NCCL does that."""
+    """The function that moves the result to where it belongs; None if NCCL does that."""
     sender: int | None = None
     measured: tuple[int, int, int] | None = None
-    """What the recording says of the arrays: the dtype's number, elements and bytes."""
+    """The dtype's number, the elements and the bytes, for the recording."""
 
 
 class CurrentStream(Protocol):
