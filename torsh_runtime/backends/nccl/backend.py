@@ -59,7 +59,6 @@ class NcclBackend(NcclLaunching):
         self._aborting: threading.Thread | None = None
         self._failing: threading.Thread | None = None
         self._unreported: FailureCause | None = None
-        self._is_own_doing = False
         self.looking = threading.RLock()
         unreported.look_at_exit(self)
         self._watcher.add(self)
@@ -146,33 +145,35 @@ class NcclBackend(NcclLaunching):
 
     def watch(self) -> None:
         """Look after what is under way, in the thread that watches all groups."""
-        if self._closed or self.failed or self._failing is not None:
-            return
-        if self.ended() is not None:  # with its companion
+        failing = self._failing
+        if self._closed or self.failed or (failing is not None and failing.is_alive()):
             return
         beginning, head = self._beginning, self._flights.head
         try:
+            if self.ended() is not None:  # with its companion
+                return
             self._own.make_current()
             self._flights.sweep(self._check_communicator)
             head = self._flights.head
             if head is not None:
                 self._flights.notice_start(head)
+            if beginning is not None and beginning is self._beginning:
+                # NCCL connects to a peer when it is first needed, and blocks meanwhile.
+                self._look_after(beginning, beginning.began + beginning.timeout)
+            if head is not None:
+                self._look_after(head, self._deadline(head))
         except Exception as error:
             self._fail(self.broke, head or Call("coalesce", self._sequence), error)
-            return
-        if beginning is not None and beginning is self._beginning:
-            # NCCL connects to a peer when it is first needed, and blocks meanwhile.
-            self._look_after(beginning, beginning.began + beginning.timeout)
-        if head is not None:
-            timeouts, since = 1, head.started
-            if since is None:
-                timeouts, since = _TIMEOUTS_TO_START, head.began
-            self._look_after(head, since + timeouts * head.timeout)
+
+    def _deadline(self, head: Flight) -> float:
+        if head.started is not None:
+            return head.started + head.timeout
+        return head.began + _TIMEOUTS_TO_START * head.timeout
 
     def _look_after(self, flight: Flight, deadline: float) -> None:
         """End the group if an operation is late, or a peer that it needs has gone."""
         now = time.monotonic()
-        if self.ended() is not None or self._failing is not None:
+        if self.failed or (self._failing is not None and self._failing.is_alive()):
             return
         if now >= deadline:
             self._fail(self.late, flight, flight.timeout)
@@ -212,7 +213,9 @@ class NcclBackend(NcclLaunching):
         self._aborting.start()
         self._aborting.join(_ABORT)
         error = self.unreported
-        if error is not None and self._ends_process:
+        # Calls of the program that end the group raise the error.
+        is_apart = self._watcher.is_current or threading.current_thread() is self._failing
+        if error is not None and is_apart and self._ends_process:
             unreported.end_process(error)
 
     def _give_up(self) -> None:

@@ -13,6 +13,9 @@ from torsh_runtime.backends.nccl.device import Framework
 from torsh_runtime.backends.nccl.library import Event
 from torsh_runtime.backends.nccl.streams import OwnStream
 
+_PER_THREAD = 2
+"""The handle of the default stream of whichever thread, CU_STREAM_PER_THREAD."""
+
 
 @dataclass(slots=True, eq=False)
 class Flight(Call):
@@ -43,7 +46,7 @@ class Flight(Call):
     is_awaited: bool = False
     """A stream goes on when it is over, whatever it has ended with."""
     is_captured: bool = False
-    """It runs when a CUDA graph is replayed, and not by itself."""
+    """The operation runs when a CUDA graph is replayed, and not by itself."""
     is_over: bool = False
     failure: FailureCause | None = None
     """The failure it has ended with, if any. An error would hold the frames that it passes."""
@@ -119,7 +122,7 @@ class Flights:
             for handle in callers:
                 self._own.caller(handle).wait(flight.end)
             flight.is_awaited = True
-            if set(flight.followed) <= set(callers):
+            if set(flight.followed) <= set(callers) - {_PER_THREAD}:
                 flight.operands = ()
         return True
 

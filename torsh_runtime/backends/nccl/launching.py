@@ -51,6 +51,8 @@ class NcclLaunching(NcclOperations):
         self._block: Block | None = None
         self._beginning: Flight | None = None
         self._companion: Companion | None = None
+        self._is_own_doing = False
+        """The program itself has ended the group, so that it need not hear of it."""
         self._watcher = own_watcher()
 
     @abstractmethod
@@ -178,7 +180,8 @@ class NcclLaunching(NcclOperations):
             if len(self._own.free) < 2:
                 self._sweep()
             self._beginning = flights[-1] if flights else None
-            self._watcher.wake()
+            if self._watcher.is_asleep:
+                self._watcher.wake()
             try:
                 self._end_block(block)
             except Exception as error:
@@ -232,9 +235,9 @@ class NcclLaunching(NcclOperations):
         except CommError:
             raise
         except BaseException as error:  # Ctrl-C: the operation cannot be waited for again
+            self._is_own_doing = True
             what = f"rank {self._rank} was interrupted in {flight.op} ({type(error).__name__})"
             self._end(FailureCause("CommAborted", (f"{what}. Make a new process group.",)))
-            self.told()
             raise
 
     def is_over(self, flight: Flight) -> bool:

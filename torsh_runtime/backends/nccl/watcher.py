@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from typing import Protocol
 
 from torsh_runtime.backends.nccl.streams import Captures
@@ -64,15 +63,18 @@ class Watcher:
         with self._change:
             if group in self._groups:
                 self._groups.remove(group)
-            last = self._thread if not self._groups else None
         self.wake()
-        if last is not None and last is not threading.current_thread():
-            last.join(_PATIENCE)
-        elif group.looking.acquire(timeout=_PATIENCE):
+        if group.looking.acquire(timeout=_PATIENCE):
             group.looking.release()
+
+    @property
+    def is_current(self) -> bool:
+        """Return whether the calling thread is the one that watches."""
+        return threading.current_thread() is self._thread
 
     def wake(self) -> None:
         """Look at the groups now."""
+        self.is_asleep = False
         self._wake.set()
 
     def _run(self) -> None:
@@ -83,7 +85,8 @@ class Watcher:
                     if group in self._groups:
                         group.watch()
             if any(group.is_busy for group in tuple(self._groups)):
-                time.sleep(_LOOK_AROUND)
+                self._wake.wait(_LOOK_AROUND)
+                self._wake.clear()
             else:
                 self._sleep()
 
