@@ -44,8 +44,7 @@ def long_kernel() -> threading.Event:
 def mine() -> int:
     """The bytes that the program holds on the current device."""
     machine = fake_cuda.machine()
-    blocks = list(machine._blocks.values())
-    return sum(len(each.bytes) for each in blocks if each.gpu is machine.current)
+    return machine.bytes_alive(machine.current)
 
 
 def soon(test: Callable[[], bool]) -> bool:

@@ -4,33 +4,26 @@ What is put on a stream is not run before somebody asks whether it is done, and 
 that depends on is run: whoever reads or writes without having waited sees old contents. What would
 be undefined on a GPU, or a crash of the process, is noted in `Machine.faults`.
 
-Memory is freed in the order of the stream that was current when it was allocated: what that had
-got by then may still use it, and what has been made to wait by that. `Machine.bytes_alive` counts
-what the program still holds. `Machine.capture` captures a stream in a graph (see fake_graphs).
+Memory is in fake_memory, captures of streams in graphs in fake_graphs.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import numpy as np
-from support.fake_graphs import GLOBAL, Capture, Graph
+from support.fake_graphs import Capture, Captures
+from support.fake_graphs import CUDAError as CUDAError
+from support.fake_memory import Block as Block
+from support.fake_memory import Memory
 
 _PATIENCE = 60.0
 """Seconds after which a wait on the processor is given up; a GPU would hang."""
 LEGACY = (0, 1)
 """Handles of the default stream of whichever device is current."""
-
-
-class CUDAError(Exception):
-    """What cuda.core raises when the driver refuses."""
 
 
 class Task:
@@ -70,48 +63,32 @@ class Gpu:
         self.queues = [self.default]
 
 
-class Block:
-    """Memory of a device."""
-
-    def __init__(self, gpu: Gpu, address: int, num_bytes: int) -> None:
-        self.gpu = gpu
-        self.address = address
-        self.bytes = np.full(num_bytes, 0xCD, np.uint8)
-
-
-class Machine:
+class Machine(Memory, Captures):
     """Several devices, used by the threads of this process."""
 
     def __init__(self, gpus: int) -> None:
+        super().__init__()
         self.gpus = [Gpu(number) for number in range(gpus)]
-        self.faults: list[str] = []
         self.cliques: dict[bytes, Any] = {}
         """NCCL's, by their unique ids."""
-        self.moved = threading.Condition(threading.RLock())
         self._progress = 0
         self._handles = itertools.count(0x1000, 0x10)
-        self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
-        self._contents: dict[int, tuple[Gpu, Any]] = {}
-        self._freed: deque[tuple[int, Task | None]] = deque()
-        self._reusing = False
-        self._indices = itertools.count(1)
-        self._thread = threading.local()
 
     @property
     def current(self) -> Gpu:
         """The calling thread's current device."""
-        gpu: Gpu = getattr(self._thread, "gpu", self.gpus[0])
+        gpu: Gpu = getattr(self.thread, "gpu", self.gpus[0])
         return gpu
 
     @current.setter
     def current(self, gpu: Gpu) -> None:
-        self._thread.gpu = gpu
+        self.thread.gpu = gpu
 
     @property
     def context(self) -> Gpu:
         """The device whose context is current for the driver: none in a thread before its first
         call of the runtime, which takes device 0 for the current one already."""
-        if not hasattr(self._thread, "gpu"):
+        if not hasattr(self.thread, "gpu"):
             raise CUDAError("CUDA_ERROR_INVALID_CONTEXT: no context is current in this thread")
         return self.current
 
@@ -119,87 +96,6 @@ class Machine:
         if number not in range(len(self.gpus)):
             raise CUDAError("CUDA_ERROR_INVALID_DEVICE: no such device")
         return self.gpus[number]
-
-    def allocate(self, queue: Queue, num_bytes: int) -> Block:
-        """Memory of the stream's device, to be freed in the order of that stream."""
-        index = next(self._indices)
-        block = Block(queue.gpu, index << 32, num_bytes)
-        self._blocks[index] = block
-        self._contents[index] = queue.gpu, block.bytes
-        weakref.finalize(block, self._free, index, queue).atexit = False
-        return block
-
-    @property
-    def bytes_alive(self) -> int:
-        """The bytes of what the program has not let go of."""
-        return sum(len(block.bytes) for block in list(self._blocks.values()))
-
-    def _free(self, index: int, queue: Queue) -> None:
-        tasks = queue.tasks
-        self._freed.append((index, tasks[-1] if tasks else None))
-
-    def reuse(self) -> None:
-        """Give up all memory that could have been used for something else by now."""
-        with self.moved:
-            if self._reusing:
-                return
-            self._reusing = True
-            try:
-                for _ in range(len(self._freed)):
-                    index, last = self._freed.popleft()
-                    if last is None or self._finish(last):
-                        del self._contents[index]
-                    else:
-                        self._freed.append((index, last))
-            finally:
-                self._reusing = False
-
-    def memory(self, gpu: Gpu, address: int, num_bytes: int) -> Any:
-        """The bytes at an address; None, and a fault, unless that much is allocated there."""
-        if num_bytes == 0:
-            return np.empty(0, np.uint8)
-        where, content = self._contents.get(address >> 32, (gpu, ()))
-        offset = address & 0xFFFFFFFF
-        if offset + num_bytes > len(content):
-            self.faults.append(f"{num_bytes} bytes at {address:#x} are used but not allocated")
-            return None
-        if where is not gpu:
-            self.faults.append(f"device {gpu.number} uses memory of device {where.number}")
-            return None
-        return content[offset : offset + num_bytes]
-
-    def captured_queues(self) -> list[Queue]:
-        return [queue for gpu in self.gpus for queue in gpu.queues if queue.capture is not None]
-
-    def exchange_mode(self, mode: int) -> int:
-        """Set the calling thread's mode towards captures; the one before."""
-        before: int = getattr(self._thread, "mode", GLOBAL)
-        self._thread.mode = mode
-        return before
-
-    def check_no_capture(self) -> None:
-        """Refuse what a capture forbids the calling thread, and end the capture."""
-        mode = getattr(self._thread, "mode", GLOBAL)
-        for queue in self.captured_queues():
-            if queue.capture is not None and queue.capture.forbids(mode):
-                queue.capture.is_invalid = True
-                raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: a stream is capturing")
-
-    @contextmanager
-    def capture(self, queue: Queue, mode: int = GLOBAL) -> Iterator[Graph]:
-        """Capture what is put on a stream within the block; the graph is complete after it."""
-        if queue is queue.gpu.default:
-            raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: it is the default stream")
-        capture = queue.capture = Capture(queue, mode)
-        try:
-            yield Graph(capture.nodes)
-        finally:
-            for each in capture.queues:
-                each.capture = None
-        if capture.is_invalid:
-            raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
-        if capture.unjoined:
-            raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_UNJOINED")
 
     def new_queue(self, gpu: Gpu, blocking: bool) -> Queue:
         queue = Queue(gpu, next(self._handles), blocking)
@@ -229,35 +125,6 @@ class Machine:
             queue.tasks.append(task)
             self.moved.notify_all()
         return task
-
-    def put_node(self, queue: Queue, node: Callable[[Queue], object]) -> Task:
-        """Put something on a stream that is being captured, which `node` does at each replay."""
-        return self._captured(queue, node, bool)
-
-    def _captured(
-        self, queue: Queue, node: Callable[[Queue], object], run: Callable[[], bool]
-    ) -> Task:
-        assert queue.capture is not None
-        queue.capture.nodes.append(node)
-        task = Task(queue, (), run)
-        task.capture = queue.capture
-        queue.capture.unjoined.add(queue)
-        queue.capture.unjoined.discard(queue.capture.origin)
-        return task
-
-    def _join(self, queue: Queue, need: Task) -> None:
-        """Let a stream wait for a task: within one capture, if any."""
-        if need.capture is None:
-            if queue.capture is not None and not need.done:
-                queue.capture.is_invalid = True
-                raise CUDAError("CUDA_ERROR_STREAM_CAPTURE_ISOLATION: it waits for other work")
-            return
-        if need.capture.origin.capture is not need.capture:
-            raise CUDAError("CUDA_ERROR_INVALID_VALUE: the event was recorded in a capture")
-        queue.capture = need.capture
-        queue.capture.queues.add(queue)
-        if queue is queue.capture.origin:
-            queue.capture.unjoined.discard(need.queue)
 
     def last(self, queue: Queue) -> Task | None:
         with self.moved:
@@ -290,6 +157,12 @@ class Machine:
 
     def note_progress(self) -> None:
         self._progress += 1
+
+    def is_past(self, task: Task) -> bool:
+        return self._finish(task)
+
+    def new_task(self, queue: Queue, run: Callable[[], bool]) -> Task:
+        return Task(queue, (), run)
 
     def _finish(self, task: Task) -> bool:
         while not task.done:
