@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import fake_cupy
+from support import fake_cuda, fake_cupy
 from support.fake_gpus import Jobs, fake_gpus
 from support.forked import Raised
 from support.ports import free_address
@@ -21,7 +22,7 @@ from torsh_runtime.backends import registry
 from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.nccl import backend as nccl_backend
 from torsh_runtime.backends.registry import is_available
-from torsh_runtime.comm.choosing import backend_type
+from torsh_runtime.comm.choosing import backend_type, chosen_type
 from torsh_runtime.errors import BackendUnavailable, CommAborted, CommError, ConfigError
 from torsh_runtime.job_group import JobGroup
 
@@ -93,6 +94,32 @@ def test_objects_and_barriers_go_over_the_processor(jobs: Jobs) -> None:
         assert (shared == 2).all()
 
     check(jobs.run([BOTH, BOTH], body))
+
+
+@pytest.mark.parametrize("call", ["numbers", "barrier", "objects"])
+def test_exchanges_on_the_processors_wait_for_no_kernel(jobs: Jobs, call: str) -> None:
+    def body(group: JobGroup) -> float:
+        sums(group)
+        over = threading.Event()
+        fake_cuda.machine().put(fake_cupy.current_queue(), over.is_set)  # a kernel under way
+        work = group.all_reduce(fake_cupy.asarray(np.ones(2, np.float32)), async_op=True)
+        work.wait()
+        began = time.monotonic()
+        if call == "numbers":
+            assert group.all_gather_numbers(np.array([group.rank])).tolist() == [[0], [1]]
+        elif call == "barrier":
+            group.barrier()
+        else:
+            tr.all_gather_object([None, None], "any", group)
+        assert not work.is_completed()
+        held = time.monotonic() - began
+        over.set()
+        return held
+
+    kind = chosen_type(None, 0)
+    results = jobs.run([str(kind)] * 2, body, timeout=3.0)
+    check(results)
+    assert max(results) < 1.0, "the processor waited for the GPU"
 
 
 def test_groups_made_of_it_have_both(jobs: Jobs) -> None:

@@ -122,12 +122,15 @@ def supports_complex(reduceOp: ReduceOp) -> bool:  # noqa: N803  (torch's name)
 
 
 def chosen_type(backend: str | BackendType | None, device_id: object) -> BackendKind | None:
-    """Return the backend that was named, or that the device needs; None if neither decides."""
+    """Return the backend that was named, or those that a GPU needs; None if neither decides.
+
+    With a GPU, numbers, barriers and objects go over the processors, and wait for no kernel.
+    """
     if backend is not None:
         return backend_type(backend)
     if device_id is None or _kind_of_device(device_id) == "cpu":
         return None
-    return BackendType.NCCL
+    return ByDevice(BackendType.NATIVE, BackendType.NCCL)
 
 
 def use_device(device_id: object, kind: BackendKind | None) -> None:

@@ -70,10 +70,11 @@ def test_backends_for_devices() -> None:
 def test_devices_of_groups() -> None:
     cuda = SimpleNamespace(type="cuda", index=0)
     assert chosen_type(None, None) is chosen_type(None, "cpu") is None
-    assert chosen_type(None, 0) is chosen_type(None, cuda) is BackendType.NCCL
     assert chosen_type("gloo", 0) is BackendType.GLOO
     both = backend_type("cpu:native,cuda:nccl")
     assert chosen_type("cpu:native,cuda:nccl", 0) == both
+    assert chosen_type(None, 0) == chosen_type(None, cuda) == both
+    assert chosen_type("nccl", 0) is BackendType.NCCL
     use_device("cpu", BackendType.NATIVE)
     use_device("cpu", both)
     use_device(None, BackendType.NCCL)
