@@ -176,7 +176,7 @@ def test_a_group_can_be_split(fake_ranks: Ranks) -> None:
     assert fake_ranks.run(3, body) == [[2, 0], [1], [2, 0]]
 
 
-def test_a_device_chooses_native_and_nccl_and_is_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_chooses_both_and_is_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_NVIDIA_DRIVER", (Path("/"),))
     with fake_gpus(2) as machine:
         whole = tr.init_process_group(

@@ -20,7 +20,7 @@ import torsh_runtime as tr
 from torsh_runtime import job
 from torsh_runtime.backends import registry
 from torsh_runtime.backends.base import BackendType
-from torsh_runtime.backends.nccl import backend as nccl_backend
+from torsh_runtime.backends.nccl import late
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.comm.choosing import backend_type, chosen_type
 from torsh_runtime.errors import BackendUnavailable, CommAborted, CommError, ConfigError
@@ -226,15 +226,10 @@ def test_who_asked_for_both_hears_who_did_not_come(jobs: Jobs) -> None:
 def test_all_hear_why_one_has_no_nccl(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    load = nccl_backend._load
+    def is_available(kind: BackendType) -> bool:
+        return fake_cuda.machine().current.number != failing
 
-    def without() -> Any:
-        _, _, device = found = load()
-        if device.device_id == failing:
-            raise nccl_backend._unavailable("there is no driver")
-        return found
-
-    monkeypatch.setattr(nccl_backend, "_load", without)
+    monkeypatch.setattr(late, "is_available", is_available)
     results = jobs.run([BOTH, BOTH], lambda group: None)
     assert isinstance(results[failing].error, BackendUnavailable)
     told = str(results[1 - failing].error)

@@ -1,0 +1,145 @@
+"""Makes NCCL's communicators: the libraries, the rendezvous of the ranks, and their deadlines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import NamedTuple, TypeVar, cast
+
+from torsh_runtime.backends.library.failure_notifications import Call
+from torsh_runtime.backends.nccl.library import Communicator, Cuda, Device, Nccl
+from torsh_runtime.errors import BackendUnavailable, CommTimeout, StoreTimeout
+from torsh_runtime.store.client import StoreClient
+
+SLICE = 0.25
+"""Seconds between two looks at the other ranks' notes while ranks are awaited."""
+_AWAITED = (
+    " to make NCCL's communicator, which takes all ranks of the group, in their first operation "
+    "on GPUs"
+)
+
+T = TypeVar("T")
+Look = Callable[[], object]
+"""A function that raises why the group has ended, if it has."""
+
+
+class Place(NamedTuple):
+    """Says which rank of which group a process is, and where its ranks meet."""
+
+    store: StoreClient
+    rank: int
+    world_size: int
+
+
+class Wait:
+    """Waits for ranks until a deadline, and looks now and then whether they still come."""
+
+    def __init__(self, call: Call, timeout: float, look: Look) -> None:
+        self._call = call
+        self._timeout = timeout
+        self._look = look
+        self._deadline = time.monotonic() + timeout
+
+    def slices(self, missing: Callable[[], list[int]], detail: str = "") -> float:
+        """Return the seconds to wait before the next look, after having looked.
+
+        Raises what `look` raises, and CommTimeout with what `missing` returns at the deadline.
+        """
+        self._look()
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise CommTimeout(self._call.op, 0, self._timeout, missing(), detail)
+        return min(left, SLICE)
+
+
+def load(number: int | None) -> tuple[Nccl, Cuda, Device]:
+    """Return nccl4py, CUDA's own bindings, and the device, which is the current one for None.
+
+    Raises BackendUnavailable.
+    """
+    try:
+        nccl: Nccl = cast(Nccl, import_module("nccl.core"))
+        cuda: Cuda = cast(Cuda, import_module("cuda.core"))
+    except (ImportError, RuntimeError) as error:
+        raise unavailable(str(error)) from None
+    place = () if number is None else (number,)
+    return nccl, cuda, _library_call(lambda: cuda.Device(*place))
+
+
+def communicator(
+    place: Place, nccl: Nccl, wait: Wait, device: Device, adopt: Callable[[Communicator], T]
+) -> T:
+    """Make a communicator with the other ranks, and return what `adopt` makes of it.
+
+    It may be given up before: `adopt` must see then that nobody needs the communicator. It is
+    called by a thread whose current device is `device`; that of the calling thread does
+    not change. Raises CommTimeout, which names the ranks that did not come, and what NCCL raises.
+    """
+    own = bytes(_library_call(nccl.get_unique_id)) if place.rank == 0 else b""
+    meeting = nccl.UniqueId.from_bytes(_exchange(place, own, wait)[0])
+
+    def initialise() -> T:
+        _library_call(device.set_current)
+        made = nccl.Communicator.init(place.world_size, place.rank, meeting)
+        return adopt(made)
+
+    return _in_thread(initialise, wait)
+
+
+def _exchange(place: Place, own: bytes, wait: Wait) -> list[bytes]:
+    """Publish `own` and return what each rank of the group has published."""
+    store = place.store
+    store.put(f"communicator/{place.rank}", own)
+    keys = [f"communicator/{rank}" for rank in range(place.world_size)]
+
+    def missing() -> list[int]:
+        return [rank for rank, key in enumerate(keys) if store.get(key) is None]
+
+    while True:
+        seconds = wait.slices(missing, _AWAITED)
+        with suppress(StoreTimeout):
+            found = store.wait(keys, seconds)
+            return [found[key].value for key in keys]
+
+
+def _in_thread(work: Callable[[], T], wait: Wait) -> T:
+    """Return the result of work that blocks, or raise what it raises."""
+    outcome: list[T | Exception] = []
+
+    def run() -> None:
+        try:
+            outcome.append(work())
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name="torsh-nccl-connect", daemon=True)
+    thread.start()
+    while not outcome:
+        thread.join(wait.slices(list, ": NCCL is still connecting"))
+    result = outcome[0]
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+def _library_call(call: Callable[[], T]) -> T:
+    """Return the result of a call. Raises BackendUnavailable if it fails.
+
+    It fails without a driver or a GPU.
+    """
+    try:
+        return call()
+    except Exception as error:
+        raise unavailable(f"{type(error).__name__}: {error}") from error
+
+
+def unavailable(why: str) -> BackendUnavailable:
+    """Return the error that says why there is no NCCL here, and what it needs."""
+    return BackendUnavailable(
+        "the nccl backend",
+        f"{why.rstrip('.')}. It needs an NVIDIA GPU, its driver, and "
+        f"`pip install '.[cuda12]'` or `'.[cuda13]'` in torshrun's checkout.",
+    )
