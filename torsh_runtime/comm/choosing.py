@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 
 from torsh_runtime.backends.base import BackendKind, BackendType, ByDevice, ReduceOp
+from torsh_runtime.backends.nccl.device import make_current
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.errors import BackendUnavailable, ConfigError
 
@@ -140,8 +140,12 @@ def use_device(device_id: object, kind: BackendKind | None) -> None:
     use already or the user chose a number, the GPU's streams get 32 queues.
 
     Raises ConfigError for other devices and for a backend that uses no GPU, BackendUnavailable
-    without a driver or nccl4py.
+    without a driver or nccl4py. If `kind` uses GPUs, nccl4py is loaded from now on in a thread.
     """
+    if kind is not None and "cuda" in by_device(kind):
+        from torsh_runtime.backends.nccl.loading import begin_loading  # jobs on CPUs do without
+
+        begin_loading()
     if device_id is None or (_kind_of_device(device_id) == "cpu" and kind is not BackendType.NCCL):
         return
     number = getattr(device_id, "index", device_id)
@@ -155,7 +159,7 @@ def use_device(device_id: object, kind: BackendKind | None) -> None:
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if not is_available(BackendType.NCCL):
         raise BackendUnavailable("the nccl backend", "There is no NVIDIA driver or no nccl4py.")
-    import_module("cuda.core").Device(number).set_current()
+    make_current(number)
 
 
 def check_no_options(pg_options: object) -> None:

@@ -22,8 +22,9 @@ from torsh_runtime.backends.library.failure_notifications import (
     FailureCause,
     FailureNotifications,
 )
-from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator, load
+from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
+from torsh_runtime.backends.nccl.loading import load
 from torsh_runtime.backends.nccl.operations import NcclOperations
 from torsh_runtime.backends.nccl.streams import Launch
 from torsh_runtime.backends.work import Work

@@ -1,4 +1,4 @@
-"""Makes NCCL's communicators: the libraries, the rendezvous of the ranks, and their deadlines."""
+"""Makes NCCL's communicators: the rendezvous of the ranks, and its deadline."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar
 
 from torsh_runtime.backends.library.failure_notifications import Call
-from torsh_runtime.backends.nccl.library import Communicator, Cuda, Device, Nccl
-from torsh_runtime.errors import BackendUnavailable, CommTimeout, StoreTimeout
+from torsh_runtime.backends.nccl.library import Communicator, Device, Nccl
+from torsh_runtime.backends.nccl.loading import library_call
+from torsh_runtime.errors import CommTimeout, StoreTimeout
 from torsh_runtime.store.client import StoreClient
 
 SLICE = 0.25
@@ -55,20 +55,6 @@ class Wait:
         return min(left, SLICE)
 
 
-def load(number: int | None) -> tuple[Nccl, Cuda, Device]:
-    """Return nccl4py, CUDA's own bindings, and the device, which is the current one for None.
-
-    Raises BackendUnavailable.
-    """
-    try:
-        nccl: Nccl = cast(Nccl, import_module("nccl.core"))
-        cuda: Cuda = cast(Cuda, import_module("cuda.core"))
-    except (ImportError, RuntimeError) as error:
-        raise unavailable(str(error)) from None
-    place = () if number is None else (number,)
-    return nccl, cuda, _library_call(lambda: cuda.Device(*place))
-
-
 def communicator(
     place: Place, nccl: Nccl, wait: Wait, device: Device, adopt: Callable[[Communicator], T]
 ) -> T:
@@ -78,11 +64,11 @@ def communicator(
     called by a thread whose current device is `device`; that of the calling thread does
     not change. Raises CommTimeout, which names the ranks that did not come, and what NCCL raises.
     """
-    own = bytes(_library_call(nccl.get_unique_id)) if place.rank == 0 else b""
+    own = bytes(library_call(nccl.get_unique_id)) if place.rank == 0 else b""
     meeting = nccl.UniqueId.from_bytes(_exchange(place, own, wait)[0])
 
     def initialise() -> T:
-        _library_call(device.set_current)
+        library_call(device.set_current)
         made = nccl.Communicator.init(place.world_size, place.rank, meeting)
         return adopt(made)
 
@@ -123,23 +109,3 @@ def _in_thread(work: Callable[[], T], wait: Wait) -> T:
     if isinstance(result, Exception):
         raise result
     return result
-
-
-def _library_call(call: Callable[[], T]) -> T:
-    """Return the result of a call. Raises BackendUnavailable if it fails.
-
-    It fails without a driver or a GPU.
-    """
-    try:
-        return call()
-    except Exception as error:
-        raise unavailable(f"{type(error).__name__}: {error}") from error
-
-
-def unavailable(why: str) -> BackendUnavailable:
-    """Return the error that says why there is no NCCL here, and what it needs."""
-    return BackendUnavailable(
-        "the nccl backend",
-        f"{why.rstrip('.')}. It needs an NVIDIA GPU, its driver, and "
-        f"`pip install '.[cuda12]'` or `'.[cuda13]'` in torshrun's checkout.",
-    )

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -288,6 +289,17 @@ def _within(blocks: Sequence[AbstractContextManager[object]]) -> AbstractContext
 
 def _frameworks(operands: Sequence[Operand]) -> set[Framework]:
     return {operand.framework for operand in operands}
+
+
+def make_current(number: int) -> None:
+    """Make a GPU the calling thread's current one, by a library that is loaded already, if any."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(number)
+    elif cupy is not None:
+        cupy.cuda.Device(number).use()
+    else:
+        import_module("cuda.core").Device(number).set_current()
 
 
 def loaded_framework() -> Framework:

@@ -16,9 +16,10 @@ from torsh_runtime.backends.library.failure_notifications import (
     FailureNotifications,
 )
 from torsh_runtime.backends.nccl.backend import Companion, NcclBackend
-from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator, load, unavailable
+from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator
 from torsh_runtime.backends.nccl.device import framework_of
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
+from torsh_runtime.backends.nccl.loading import load, unavailable
 from torsh_runtime.backends.operation import OBJECTS, Op
 from torsh_runtime.backends.recorder import note_title
 from torsh_runtime.backends.registry import is_available
