@@ -48,3 +48,16 @@ def test_a_sum_of_two_ranks(
     wire += reduction.wire(theirs)
     reduction.finish(values, wire)
     assert own.tolist() == wanted
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_floats_of_8_bits_are_moved_as_bytes(dtype: str, strided: bool) -> None:
+    kind = getattr(torch, dtype)
+    own = torch.ones(3, 2).to(kind)[:, 0] if strided else torch.ones(3).to(kind)
+    values = Operand(own.as_subclass(OnGpu))
+    assert values.bytes.dtype is torch.uint8
+    values.bytes.copy_(torch.tensor([1.0, 2.0, 4.0]).to(kind).view(torch.uint8))
+    values.finish()
+    assert own.float().tolist() == [1, 2, 4]

@@ -77,6 +77,8 @@ class Machine:
     def __init__(self, gpus: int) -> None:
         self.gpus = [Gpu(number) for number in range(gpus)]
         self.faults: list[str] = []
+        self.capability = (9, 0)
+        """The compute capability of all devices."""
         self.cliques: dict[bytes, Any] = {}
         """NCCL's, by their unique ids."""
         self.moved = threading.Condition(threading.RLock())
@@ -242,6 +244,10 @@ class Device:
     @property
     def device_id(self) -> int:
         return self._gpu.number
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        return machine().capability
 
     def set_current(self, ctx: object = None) -> None:
         machine().current = self._gpu

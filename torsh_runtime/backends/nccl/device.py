@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+FLOAT8 = "float8_"
+"""The beginning of the names of all dtypes that are floats of 8 bits."""
+
 
 class Framework(Protocol):
     """Lists what a library can do with its arrays. Flat ones are contiguous, of one dimension."""
@@ -85,10 +88,10 @@ def framework_of(array: object) -> Framework:
             f"the nccl backend takes cupy arrays and torch CUDA tensors, not {kind}; use backend "
             f"'native' for arrays in the processor's memory, 'cpu:native,cuda:nccl' for both"
         )
-    if framework.dtype(array) not in DTYPES:
-        raise TypeError(
-            f"dtype {framework.dtype(array)} is not supported; use one of {', '.join(DTYPES)}"
-        )
+    dtype = framework.dtype(array)
+    if dtype not in DTYPES and not dtype.startswith(FLOAT8):
+        known = ", ".join((*DTYPES, "float8"))
+        raise TypeError(f"dtype {dtype} is not supported on GPUs; use one of {known}")
     return framework
 
 
