@@ -20,6 +20,7 @@ import torsh_runtime as tr
 from torsh_runtime import job
 from torsh_runtime.backends import registry
 from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.library import failure_notifications
 from torsh_runtime.backends.nccl import late
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.comm.choosing import backend_type, chosen_type
@@ -177,6 +178,58 @@ def test_a_group_stays_one_of_both_when_it_shrinks(jobs: Jobs) -> None:
         smaller.close()
 
     check(jobs.run([BOTH] * 3, body))
+
+
+@pytest.mark.parametrize("backend", [BOTH, "nccl"])
+@pytest.mark.parametrize("again", ["configure", "shrink"])
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+def test_survivors_go_on_with_a_fresh_communicator(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, backend: str, again: str, how: str
+) -> None:
+    dead: set[int] = set()
+    facts, over = failure_notifications._own_facts, threading.Barrier(3)
+    own = lambda: {**facts(), "pid": fake_cuda.machine().current.number}  # noqa: E731
+    monkeypatch.setattr(failure_notifications, "_own_facts", own)
+    monkeypatch.setattr(failure_notifications, "_has_ended", lambda member: member["pid"] in dead)
+
+    def body(group: JobGroup) -> None:
+        on_gpu(group)
+        if group.rank == 2:
+            dead.update({2} if how == "dies" else set())
+            if how == "leaves":
+                group._own_backend.close()
+            over.wait(LONG)
+            return
+        stuck = fake_cupy.asarray(np.ones(2, np.float32))
+        group.all_reduce(stuck)  # the stream waits for rank 2
+        with pytest.raises(tr.PeerLost) as caught:
+            reduce_until_it_fails(group)
+        assert caught.value.rank == 2
+        stuck.get()  # the stream goes on
+        if again == "configure":
+            group.configure(group.store(), "", group.rank, 2, 7)
+            assert on_gpu(group) == 2
+        else:
+            smaller = group.shrunk([0, 1])
+            assert on_gpu(smaller) == 2
+            smaller.close()
+        over.wait(LONG)
+
+    check(jobs.run([backend] * 3, body))
+
+
+def on_gpu(group: tr.ProcessGroup) -> float:
+    """What an all_reduce of ones gives on the GPU."""
+    array = fake_cupy.asarray(np.ones(2, np.float32))
+    group.all_reduce(array)
+    return float(array.get()[0])
+
+
+def reduce_until_it_fails(group: tr.ProcessGroup) -> None:
+    limit = time.monotonic() + LONG
+    while time.monotonic() < limit:
+        group.all_reduce(fake_cupy.asarray(np.ones(2, np.float32)))
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
