@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from torsh_runtime.arrays.devices import way_out
 from torsh_runtime.backends.base import BackendKind, BackendType, ByDevice, ReduceOp
 from torsh_runtime.backends.nccl.device import make_current
 from torsh_runtime.backends.registry import is_available
@@ -102,7 +103,9 @@ def get_default_backend_for_device(device: object) -> str:
     backends = {"cpu": BackendType.NATIVE, "cuda": BackendType.NCCL}
     kind = _kind_of_device(device)
     if kind not in backends:
-        raise ValueError(f"there is no backend for {device!r}; there are for {list(backends)}")
+        raise ValueError(
+            f"there is no backend for {device!r}; there are for {list(backends)}; {way_out(kind)}"
+        )
     return backends[kind].value
 
 
@@ -150,7 +153,11 @@ def use_device(device_id: object, kind: BackendKind | None) -> None:
         return
     number = getattr(device_id, "index", device_id)
     if _kind_of_device(device_id) not in ("", "cuda") or not isinstance(number, int):
-        raise ConfigError(f"device_id {device_id!r} is no GPU: give its number, or a torch.device")
+        other = _kind_of_device(device_id)
+        raise ConfigError(
+            f"device_id {device_id!r} is no NVIDIA GPU: give its number, or a torch.device"
+            + (f"; {way_out(other)}" if other not in ("", "cpu", "cuda") else "")
+        )
     if kind is None or "cuda" not in by_device(kind):
         raise ConfigError(
             f"device_id {device_id!r} is for backend 'nccl'; {kind!s} works on CPUs: leave it out"
@@ -158,7 +165,9 @@ def use_device(device_id: object, kind: BackendKind | None) -> None:
     # What one stream waits for holds up others that share a queue with it: CUDA has 8 unless told.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if not is_available(BackendType.NCCL):
-        raise BackendUnavailable("the nccl backend", "There is no NVIDIA driver or no nccl4py.")
+        from torsh_runtime.backends.nccl.loading import unavailable
+
+        raise unavailable("There is no NVIDIA driver or no nccl4py")
     make_current(number)
 
 

@@ -63,7 +63,7 @@ def test_backends_for_devices() -> None:
     assert tr.get_default_backend_for_device("cpu") == "native"
     assert tr.get_default_backend_for_device("cuda:3") == "nccl"
     assert tr.get_default_backend_for_device(SimpleNamespace(type="cuda", index=1)) == "nccl"
-    with pytest.raises(ValueError, match="xpu"):
+    with pytest.raises(ValueError, match=r"no backend for 'xpu'.*init_process_group.'xccl'."):
         tr.get_default_backend_for_device("xpu")
 
 
@@ -81,9 +81,10 @@ def test_devices_of_groups() -> None:
     for wrong, kind, words in (
         (cuda, BackendType.NATIVE, "is for backend 'nccl'"),
         (0, BackendType.GLOO, "is for backend 'nccl'"),
-        ("cpu", BackendType.NCCL, "no GPU"),
-        ("xpu", both, "no GPU"),
-        (SimpleNamespace(type="cuda", index=None), BackendType.NCCL, "no GPU"),
+        ("cpu", BackendType.NCCL, "no NVIDIA GPU"),
+        ("xpu", both, "no NVIDIA GPU.*xccl"),
+        ("mps", both, "no NVIDIA GPU.*copy on the CPU"),
+        (SimpleNamespace(type="cuda", index=None), BackendType.NCCL, "no NVIDIA GPU"),
     ):
         with pytest.raises(tr.ConfigError, match=words):
             use_device(wrong, kind)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from torsh_runtime.arrays.devices import way_out
 from torsh_runtime.backends.library.operands import Parts
 from torsh_runtime.enumerations import DTYPES
 from torsh_runtime.errors import ConfigError
@@ -83,7 +84,9 @@ def framework_of(array: object) -> Framework:
     """
     framework = _framework(array)
     if framework is None:
-        kind = f"{type(array).__module__}.{type(array).__name__}"
+        kind, device = f"{type(array).__module__}.{type(array).__name__}", _device_type(array)
+        if device not in ("cpu", "cuda"):
+            raise TypeError(f"the nccl backend takes no {kind} on {device}: {way_out(device)}")
         raise TypeError(
             f"the nccl backend takes cupy arrays and torch CUDA tensors, not {kind}; use backend "
             f"'native' for arrays in the processor's memory, 'cpu:native,cuda:nccl' for both"
@@ -93,6 +96,13 @@ def framework_of(array: object) -> Framework:
         known = ", ".join((*DTYPES, "float8"))
         raise TypeError(f"dtype {dtype} is not supported on GPUs; use one of {known}")
     return framework
+
+
+def _device_type(array: object) -> str:
+    """Return the kind of device that a torch tensor is on; "cpu" for other objects."""
+    torch: Any = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(array, torch.Tensor)
+    return str(cast(Any, array).device.type) if is_tensor else "cpu"
 
 
 def _framework(array: object) -> Framework | None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import TypeVar, cast
 
+from torsh_runtime.arrays.devices import is_for_rocm, way_out
 from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.nccl.library import Cuda, Device, Nccl
 from torsh_runtime.backends.registry import is_available
@@ -56,6 +57,9 @@ def library_call(call: Callable[[], T]) -> T:
 
 def unavailable(why: str) -> BackendUnavailable:
     """Return the error that says why there is no NCCL here, and what it needs."""
+    if is_for_rocm():
+        words = f"torch here is one for AMD's GPUs, and it is for NVIDIA's; {way_out('cuda')}"
+        return BackendUnavailable("the nccl backend", words)
     return BackendUnavailable(
         "the nccl backend",
         f"{why.rstrip('.')}. It needs an NVIDIA GPU, its driver, and "
