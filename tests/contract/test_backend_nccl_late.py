@@ -250,3 +250,87 @@ def test_a_communicator_that_is_given_up_is_aborted_once_it_is_there(
         assert soon(lambda: [each._clique for each in made] == [None, None], SOON)
 
     run(body)
+
+
+def test_a_message_takes_its_two_ranks_only(run: Run) -> None:
+    over = threading.Event()
+
+    def body(backend: LateNcclBackend) -> None:
+        rank, machine = backend.rank, fake_cuda.machine()
+        if rank == 1:  # not before the others have done without it
+            assert over.wait(LONG)
+        for turn in range(3):
+            array = ones() if rank == 0 else fake_cupy.zeros(4, np.float32)
+            if rank == 0:
+                backend.send(array, 2, 0, LONG, async_op=turn == 1).wait()
+            elif rank == 2:
+                backend.recv(array, 0, 0, LONG)
+                assert (array.get() == 1).all()
+            if rank != 1 and turn == 1:
+                assert len(machine.cliques) == 1
+            if turn == 1:
+                over.set()
+                backend.all_reduce(array, ReduceOp.MAX, LONG)
+                assert (array.get() == 1).all()
+        assert len(machine.cliques) == 2
+
+    run(body, 3)
+
+
+@pytest.mark.parametrize("peer", [0, 3])
+def test_messages_to_ranks_that_there_are_not_make_nothing(run: Run, peer: int) -> None:
+    def body(backend: LateNcclBackend) -> None:
+        if backend.rank == 0:
+            with pytest.raises(ValueError, match=f"dst={peer}"):
+                backend.send(ones(), peer, 0, LONG)
+            with pytest.raises(ValueError, match="from anyone"):
+                backend.recv(ones(), None, 0, LONG)
+        backend.all_reduce(ones(), ReduceOp.SUM, LONG)
+        assert len(fake_cuda.machine().cliques) == 1
+
+    run(body, 3)
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_message_that_does_not_come_ends_the_group_and_names_the_sender(
+    run: Run, connected: bool
+) -> None:
+    def body(backend: LateNcclBackend) -> None:
+        rank, array = backend.rank, ones()
+        if connected and rank:
+            peer = 3 - rank
+            call = backend.send if rank == 2 else backend.recv
+            call(array, peer, 0, LONG)
+        if rank == 1:
+            with pytest.raises(CommTimeout, match="recv") as caught:
+                backend.recv(array, 2, 0, 0.5, async_op=True).wait(LONG)
+            assert caught.value.missing == (2,)
+        with pytest.raises(CommTimeout, match=r"recv.* rank\(s\) 2"):
+            _reduce_for(LONG, backend, array)
+        assert backend.failed
+
+    run(body, 3)
+
+
+def test_a_failure_of_all_ends_a_message_of_two(run: Run) -> None:
+    def body(backend: LateNcclBackend) -> None:
+        rank, array = backend.rank, ones()
+        if rank:
+            (backend.send if rank == 2 else backend.recv)(array, 3 - rank, 0, LONG)
+        backend.all_reduce(array, ReduceOp.SUM, LONG)
+        if rank == 1:
+            pair = backend._parts[2]
+            waiting = pair.recv(array, 2, 0, LONG, async_op=True)
+            with pytest.raises(CommAborted, match="rank 0 aborted"):
+                waiting.wait(LONG)
+        elif rank == 0:
+            time.sleep(0.3)
+            backend.abort()
+        else:
+            assert soon(lambda: _heard(backend), LONG)
+
+    run(body, 3)
+
+
+def _heard(backend: LateNcclBackend) -> bool:
+    return backend._news.look(Call("", 1)) is not None

@@ -98,7 +98,7 @@ class NcclBackend(NcclOperations):
         news = FailureNotifications(store, rank, world_size, cls.type)
         news.meet(timeout)
         wait = Wait(Call("init_process_group", 0), deadline - time.monotonic(), lambda: None)
-        place = Place(store, rank, world_size)
+        place = Place(store, rank, range(world_size))
         return communicator(place, nccl, wait, device, lambda made: cls(nccl, cuda, made, news))
 
     def accompany(self, companion: Companion) -> None:

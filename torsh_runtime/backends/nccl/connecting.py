@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
@@ -16,10 +16,7 @@ from torsh_runtime.store.client import StoreClient
 
 SLICE = 0.25
 """Seconds between two looks at the other ranks' notes while ranks are awaited."""
-_AWAITED = (
-    " to make NCCL's communicator, which takes all ranks of the group, in their first operation "
-    "on GPUs"
-)
+_AWAITED = " to make NCCL's communicator, in the first operation on GPUs"
 
 T = TypeVar("T")
 Look = Callable[[], object]
@@ -27,11 +24,18 @@ Look = Callable[[], object]
 
 
 class Place(NamedTuple):
-    """Says which rank of which group a process is, and where its ranks meet."""
+    """Says which ranks of a group a communicator has, and where they meet."""
 
     store: StoreClient
     rank: int
-    world_size: int
+    """This process's rank in the group."""
+    ranks: Sequence[int]
+    """The communicator's ranks, by their numbers in the group."""
+
+    def pair(self, peer: int) -> Place:
+        """Return the place of this rank and one other of the group."""
+        ranks = sorted((self.rank, peer))
+        return Place(self.store.scoped(f"pair/{ranks[0]}-{ranks[1]}/"), self.rank, ranks)
 
 
 class Wait:
@@ -64,12 +68,13 @@ def communicator(
     called by a thread whose current device is `device`; that of the calling thread does
     not change. Raises CommTimeout, which names the ranks that did not come, and what NCCL raises.
     """
-    own = bytes(library_call(nccl.get_unique_id)) if place.rank == 0 else b""
+    own = bytes(library_call(nccl.get_unique_id)) if place.rank == place.ranks[0] else b""
     meeting = nccl.UniqueId.from_bytes(_exchange(place, own, wait)[0])
 
     def initialise() -> T:
         library_call(device.set_current)
-        made = nccl.Communicator.init(place.world_size, place.rank, meeting)
+        number = place.ranks.index(place.rank)
+        made = nccl.Communicator.init(len(place.ranks), number, meeting)
         return adopt(made)
 
     return _in_thread(initialise, wait)
@@ -79,15 +84,15 @@ def _exchange(place: Place, own: bytes, wait: Wait) -> list[bytes]:
     """Publish `own` and return what each rank of the group has published."""
     store = place.store
     store.put(f"communicator/{place.rank}", own)
-    keys = [f"communicator/{rank}" for rank in range(place.world_size)]
+    keys = {f"communicator/{rank}": rank for rank in place.ranks}
 
     def missing() -> list[int]:
-        return [rank for rank, key in enumerate(keys) if store.get(key) is None]
+        return [rank for key, rank in keys.items() if store.get(key) is None]
 
     while True:
         seconds = wait.slices(missing, _AWAITED)
         with suppress(StoreTimeout):
-            found = store.wait(keys, seconds)
+            found = store.wait([*keys], seconds)
             return [found[key].value for key in keys]
 
 
