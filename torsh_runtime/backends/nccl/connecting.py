@@ -28,9 +28,9 @@ class Place(NamedTuple):
 
     store: StoreClient
     rank: int
-    """This process's rank in the group."""
+    """The rank of this process in the group."""
     ranks: Sequence[int]
-    """The communicator's ranks, by their numbers in the group."""
+    """The ranks of the communicator, by their numbers in the group."""
 
     def pair(self, peer: int) -> Place:
         """Return the place of this rank and one other of the group."""

@@ -139,9 +139,7 @@ class LateNcclBackend(Backend):
     def end(self, cause: FailureCause) -> None:
         """End all parts of the group, because one has failed, which calls this."""
         self._note(cause)
-        if (
-            len(self._parts) > 1
-        ):  # in a thread, since the one that calls this is in the middle of ending
+        if len(self._parts) > 1:  # in a thread, as what calls this is just ending itself
             threading.Thread(target=self._abort_all, name="torsh-nccl-end", daemon=True).start()
 
     def abort(self) -> None:
