@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support import fake_cuda, fake_cupy, fake_nccl, fake_nccl_ranks
-from support.fake_gpus import Jobs, Ranks, by_device
+from support.fake_gpus import Jobs, Ranks, by_device, fake_gpus
 from support.processes import soon
 from support.suite.cases import LONG
 
@@ -22,6 +28,8 @@ from torsh_runtime.backends.nccl import late
 from torsh_runtime.backends.nccl.late import LateNcclBackend
 from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost
 from torsh_runtime.job_group import JobGroup
+from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.hosted import HostedStore
 
 Run = Callable[..., list[Any]]
 BOTH = "cpu:native,cuda:nccl"
@@ -334,3 +342,42 @@ def test_a_failure_of_all_ends_a_message_of_two(run: Run) -> None:
 
 def _heard(backend: LateNcclBackend) -> bool:
     return backend._news.look(Call("", 1)) is not None
+
+
+_MEMBER = """
+import sys, time
+from support.fake_gpus import fake_gpus
+from torsh_runtime.backends.nccl.late import LateNcclBackend
+from torsh_runtime.store.client import StoreClient
+with fake_gpus(1):
+    LateNcclBackend.connect(StoreClient.connect(sys.argv[1], b"", 60), 1, 2, 60)
+    print("in the group", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_who_awaits_a_process_that_was_killed_is_told() -> None:
+    hosted = HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", b"")
+    tests = str(Path(__file__).parents[1])
+    member = subprocess.Popen(
+        [sys.executable, "-c", _MEMBER, hosted.endpoint],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path])},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with (
+        fake_gpus(1),
+        StoreClient.connect(hosted.endpoint, b"", LONG) as client,
+        closing(LateNcclBackend.connect(client, 0, 2, LONG)) as backend,
+    ):
+        assert member.stdout is not None
+        assert member.stdout.readline() == "in the group\n"
+        threading.Timer(0.5, member.kill).start()
+        began = time.monotonic()
+        with pytest.raises(PeerLost) as caught:
+            backend.all_reduce(ones(), ReduceOp.SUM, LONG)
+        assert caught.value.rank == 1
+        assert time.monotonic() - began < SOON
+    member.wait()
+    member.stdout.close()
+    hosted.close()
