@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import secrets
 import sys
 import threading
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from support import fake_cuda, fake_cupy, fake_nccl
+from support import fake_cuda, fake_cupy, fake_driver, fake_nccl
 from support.fake_cuda import Machine
 from support.forked import Raised
 from support.suite.cases import LONG
@@ -23,6 +24,7 @@ from torsh_runtime.backends import registry
 from torsh_runtime.backends.base import Backend, BackendType, ByDevice
 from torsh_runtime.backends.by_device import ByDeviceBackend
 from torsh_runtime.backends.native.backend import NativeBackend
+from torsh_runtime.backends.nccl import unreported
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.late import LateNcclBackend
 from torsh_runtime.comm.choosing import backend_type
@@ -36,12 +38,15 @@ from torsh_runtime.store.hosted import HostedStore
 @contextmanager
 def fake_gpus(count: int) -> Iterator[Machine]:
     """While it is open, a driver, nccl4py, cuda-core and cupy are there, on a machine of so many
-    GPUs. torch is hidden, as it may have real ones.
+    GPUs. torch is hidden, as it may have real ones. Failures of GPUs are raised: the ranks are one
+    process.
     """
     machine = fake_cuda.plug_in(count)
     modules: dict[str, Any] = {
         "cuda": ModuleType("cuda"),
         "cuda.core": fake_cuda,
+        "cuda.bindings": ModuleType("cuda.bindings"),
+        "cuda.bindings.driver": fake_driver,
         "nccl": ModuleType("nccl"),
         "nccl.core": fake_nccl,
         "cupy": fake_cupy,
@@ -50,10 +55,13 @@ def fake_gpus(count: int) -> Iterator[Machine]:
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
     driver, registry._NVIDIA_DRIVER = registry._NVIDIA_DRIVER, (Path("/"),)
+    how = os.environ.setdefault(unreported.VARIABLE, "raise")
     try:
         yield machine
     finally:
         registry._NVIDIA_DRIVER = driver
+        if how == "raise":
+            os.environ.pop(unreported.VARIABLE, None)
         for name, module in before.items():
             if module is None:
                 del sys.modules[name]

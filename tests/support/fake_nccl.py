@@ -13,6 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
@@ -296,6 +297,9 @@ class Communicator:
     def _launch(self, queue: Queue, ops: list[Op]) -> None:
         clique = self._check_valid()
         ops = [op for op in ops if op.count]
+        if queue.capture is not None:
+            machine().put_node(queue, lambda other: self._launch(other, [*map(replace, ops)]))
+            return
         clique.connect(self._rank, ops)
         launch = Launch(self._rank, ops)
         with machine().moved:

@@ -73,6 +73,8 @@ class ByDeviceBackend(Backend):
     def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
         if op.kind in ("barrier", *OBJECTS):
             return self._host.run(op, timeout, async_op)
+        if op.output is op.input and is_on_gpu(op.output):
+            return self._gpu.run(op, timeout, async_op)
         return self._at_all(op).run(op, timeout, async_op)
 
     def all_reduce_coalesced(
@@ -133,8 +135,13 @@ class ByDeviceBackend(Backend):
         """End the host's backend because NCCL has failed: pending operations end, new ones are
         refused.
         """
-        host, _ = self._members
-        self._host = cast(Backend, Refusing(host, cause.error))
+        host, gpu = self._members
+
+        def error() -> CommError:
+            gpu.told()
+            return cause.error()
+
+        self._host = cast(Backend, Refusing(host, error))
         host.abort()
 
     def _at(self, array: object) -> Backend:

@@ -71,6 +71,15 @@ class Framework(Protocol):
     def assign(self, array: Any, flat: Any) -> None:
         """Copy the elements into an array of any shape and dtype."""
 
+    def spanning(self, first: Any, last: Any, count: int) -> Any:
+        """Return `count` flat arrays as one; None unless `first` and `last` are of one memory.
+
+        The others lie between them, end to end, and are as large as the first.
+        """
+
+    def room(self, flat: Any, count: int) -> Any:
+        """Return a new flat array, without contents, for `count` such arrays."""
+
 
 def is_on_gpu(array: object) -> bool:
     """Return whether it is an array in a GPU's memory; False for other objects, too."""
@@ -164,6 +173,16 @@ class _Cupy:
         with array.device:
             array[...] = flat.reshape(array.shape)
 
+    def spanning(self, first: Any, last: Any, count: int) -> Any:
+        if first.data.mem.ptr != last.data.mem.ptr:
+            return None
+        tricks = self.cupy.lib.stride_tricks
+        return tricks.as_strided(first, (first.size * count,), (first.itemsize,))
+
+    def room(self, flat: Any, count: int) -> Any:
+        with flat.device:
+            return self.cupy.empty(flat.size * count, flat.dtype)
+
 
 @dataclass(frozen=True)
 class _Torch:
@@ -214,6 +233,14 @@ class _Torch:
     def assign(self, array: Any, flat: Any) -> None:
         array.detach().copy_(flat.view(array.shape))
 
+    def spanning(self, first: Any, last: Any, count: int) -> Any:
+        if first.untyped_storage().data_ptr() != last.untyped_storage().data_ptr():
+            return None
+        return first.as_strided((first.numel() * count,), (1,))
+
+    def room(self, flat: Any, count: int) -> Any:
+        return flat.new_empty(flat.numel() * count)
+
 
 class Operand:
     """An array of a call, contiguous."""
@@ -262,6 +289,25 @@ def memories(parts: Parts[Operand]) -> Iterator[tuple[int, Any]]:
         begin, end = end, end + size * width
         if size:
             yield rank, content[begin:end]
+
+
+def whole_of(parts: Parts[Operand]) -> Operand | None:
+    """Return the one array that equal parts lie in, end to end; None if they do not."""
+    first, last = parts.arrays[0], parts.arrays[-1]
+    address, width = first.framework.address(first.flat), first.flat.nbytes
+    for place, part in enumerate(parts.arrays):
+        if part.is_copied or part.framework.address(part.flat) != address + place * width:
+            return None
+    whole = first.framework.spanning(first.flat, last.flat, len(parts.arrays))
+    return None if whole is None else Operand(whole)
+
+
+def staging_of(parts: Parts[Operand]) -> tuple[Operand, list[Any]]:
+    """Return a new array for equal parts, end to end, and its pieces."""
+    first = parts.arrays[0]
+    whole = first.framework.room(first.flat, len(parts.arrays))
+    ends = range(first.size, len(whole) + 1, first.size)
+    return Operand(whole), [whole[end - first.size : end] for end in ends]
 
 
 class Dtype(NamedTuple):

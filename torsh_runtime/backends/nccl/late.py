@@ -18,9 +18,10 @@ from torsh_runtime.backends.library.failure_notifications import (
     FailureNotifications,
 )
 from torsh_runtime.backends.library.operands import check_peer
-from torsh_runtime.backends.nccl.backend import Companion, NcclBackend
+from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator
 from torsh_runtime.backends.nccl.device import framework_of
+from torsh_runtime.backends.nccl.launching import Companion
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
 from torsh_runtime.backends.nccl.loading import load, unavailable
 from torsh_runtime.backends.nccl.pairs import PairCommunicator, PairNotifications
@@ -142,6 +143,11 @@ class LateNcclBackend(Backend):
         if len(self._parts) > 1:  # in a thread, as what calls this is just ending itself
             threading.Thread(target=self._abort_all, name="torsh-nccl-end", daemon=True).start()
 
+    def told(self) -> None:
+        """Note that the program has heard of the group's failure."""
+        for made in [*self._parts.values()]:
+            made.told()
+
     def abort(self) -> None:
         text = f"rank {self._rank} aborted the group. Destroy the process group and make a new one."
         self._end(FailureCause("CommAborted", (text,)))
@@ -242,6 +248,7 @@ class LateNcclBackend(Backend):
     def _check_usable(self) -> None:
         cause = self.ended()
         if cause is not None:
+            self.told()
             raise cause.error()
 
     def _end(self, cause: FailureCause) -> FailureCause:
