@@ -185,6 +185,21 @@ def test_the_device_is_the_first_arrays_and_the_current_one_stays(run: Run) -> N
     run(body)
 
 
+def test_later_operations_make_no_detour(run: Run) -> None:
+    def body(backend: LateNcclBackend) -> None:
+        backend.all_reduce(ones(), ReduceOp.SUM, LONG)
+        assert backend.run == backend._parts[None].run
+        with backend.coalescing():
+            work = backend.all_reduce(ones(), ReduceOp.SUM, LONG, async_op=True)
+            with pytest.raises(RuntimeError, match="when its block ends"):
+                work.wait()
+        backend.close()
+        with pytest.raises(CommAborted, match="closed"):
+            backend.all_reduce(ones(), ReduceOp.SUM, LONG)
+
+    run(body)
+
+
 def test_what_nccl_does_not_take_makes_no_communicator(run: Run) -> None:
     def body(backend: LateNcclBackend) -> None:
         if backend.rank:  # alone, and nobody has to come

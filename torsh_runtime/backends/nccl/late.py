@@ -85,6 +85,8 @@ class LateNcclBackend(Backend):
         made = self._made or self._first(op, timeout)
         if self._block is not None:
             self._launch_together(made)
+        elif made is self._made:
+            self.run = made.run  # type: ignore[method-assign]  # further calls go there directly
         return made.run(op, timeout, async_op)
 
     def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
