@@ -214,8 +214,10 @@ class LateNcclBackend(Backend):
                 raise
             if self._name:
                 backend.note_as(self._name)
-            if self._companion is not None or peer is not None or self._parts:
-                backend.accompany(self)
+            has_pairs = peer is not None or self._parts
+            companion = self if has_pairs else self._companion
+            if companion is not None:
+                backend.accompany(companion)
             self._parts[peer] = backend
             if peer is None:
                 self._made = backend
