@@ -18,6 +18,8 @@ from support.suite.cases import LONG
 
 from torsh_runtime.backends.base import BackendType, ReduceOp
 from torsh_runtime.backends.nccl.backend import NcclBackend
+from torsh_runtime.backends.nccl.flights import Flight
+from torsh_runtime.backends.work import Work
 from torsh_runtime.job_group import JobGroup
 
 Run = Callable[..., list[Any]]
@@ -384,3 +386,32 @@ def test_lists_of_unequal_parts_are_messages_and_reductions(run: Run) -> None:
         assert [each.get().tolist() for each in outputs] == [[1] * 3, [2]]
 
     assert counts_of_calls(run, body) == {"send": 2, "recv": 2}
+
+
+def test_a_callback_may_begin_an_operation(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        array, begun = full(4, 1), threading.Event()
+
+        def go_on(_: Work) -> None:
+            works.append(backend.all_reduce(array, ReduceOp.SUM, LONG, async_op=True))
+            begun.set()
+
+        works: list[Work] = []
+        work = backend.all_reduce(array, ReduceOp.SUM, LONG, async_op=True)
+        work.add_done_callback(go_on)
+        assert begun.wait(LONG)
+        works[0].wait()
+        assert (array.get() == 4).all()
+
+    run(body)
+
+
+def test_operations_of_streams_that_depend_on_the_thread_are_held(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        flight = Flight("all_reduce", 1, operands=[1], followed=(2,), end=backend._own.arrival)
+        stream = backend._own.caller(fake_cupy.current_queue().handle)
+        backend._own.callers[2] = stream
+        assert backend._flights.hold_back(flight, {2})
+        assert flight.operands == [1]
+
+    run(body, 1)
