@@ -17,6 +17,7 @@ from support.fake_gpus import Jobs, Ranks
 from support.suite.cases import LONG
 
 from torsh_runtime.backends.base import BackendType, ReduceOp
+from torsh_runtime.backends.library.failure_notifications import Call
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.work import Work
@@ -245,6 +246,19 @@ def test_a_gpu_that_does_not_come_to_an_operation_is_named(run: Run) -> None:
 
     for text in run(body, 3):
         assert "the GPU of rank(s) 1 has not come to it" in text
+
+
+def test_a_rank_that_connects_has_come_to_an_operation(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        if backend.rank == 2:
+            assert soon(lambda: backend._news.look(Call("all_reduce", 0)) is not None)
+            return
+        with pytest.raises(TimeoutError) as caught:
+            backend.all_reduce(full(4, 1), ReduceOp.SUM, 1.0)
+        assert caught.value.missing == (2,)
+        assert "the GPU of" not in str(caught.value)
+
+    run(body, 3)
 
 
 def test_a_gpu_that_never_comes_to_an_operation_ends_the_group(run: Run) -> None:

@@ -73,7 +73,8 @@ class ByDeviceBackend(Backend):
     def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
         if op.kind in ("barrier", *OBJECTS):
             return self._host.run(op, timeout, async_op)
-        if op.output is op.input and is_on_gpu(op.output):
+        array = op.output
+        if array is op.input and type(array) is not np.ndarray and is_on_gpu(array):
             return self._gpu.run(op, timeout, async_op)
         return self._at_all(op).run(op, timeout, async_op)
 

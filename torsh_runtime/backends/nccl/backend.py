@@ -151,7 +151,9 @@ class NcclBackend(NcclLaunching):
                 self._flights.notice_start(head)
             if beginning is not None and beginning is self._beginning:
                 # NCCL connects to a peer when it is first needed, and blocks meanwhile.
+                beginning.has_started = True  # for the peers: it waits for them
                 self._look_after(beginning, beginning.began + beginning.timeout)
+                beginning.has_started = self._failing is not None
             if head is not None:
                 self._look_after(head, self._deadline(head))
         except Exception as error:
@@ -174,7 +176,7 @@ class NcclBackend(NcclLaunching):
             self.look(flight)
 
     def late(self, call: Call, seconds: float) -> FailureCause:
-        if call.has_started or call is self._beginning:
+        if call.has_started:
             return super().late(call, seconds)
         self.look(call)
         busy = (

@@ -149,6 +149,8 @@ class NcclLaunching(NcclOperations):
     def _refuse(self, flight: Flight, error: BaseException) -> None:
         """End the group and raise its failure, unless the error leaves the group alone."""
         noted = flight.noted
+        if flight.start is not None and flight.end is None:
+            self._own.free.append(flight.start)
         if isinstance(error, CommError | TypeError | ValueError) or not isinstance(
             error, Exception
         ):
