@@ -62,7 +62,7 @@ def init_process_group(
         group_name: Makes no difference.
         pg_options: Must be None.
         device_id: The GPU that becomes this thread's current one, by number or as torch's device;
-            without `backend` that is then nccl.
+            without `backend` that is then "cpu:native,cuda:nccl".
 
     Returns:
         The default group.

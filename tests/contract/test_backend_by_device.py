@@ -21,7 +21,7 @@ from torsh_runtime.backends.base import Backend, BackendType, ByDevice, ReduceOp
 from torsh_runtime.backends.by_device import ByDeviceBackend
 from torsh_runtime.backends.intercepting import Intercepting
 from torsh_runtime.backends.library.gloo import GlooBackend
-from torsh_runtime.backends.nccl.backend import NcclBackend
+from torsh_runtime.backends.nccl.late import LateNcclBackend
 from torsh_runtime.backends.operation import Op
 from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommAborted, CommTimeout, PeerLost
@@ -47,7 +47,7 @@ def with_gloo(torch: Any) -> Connect:
     def connect(store: StoreClient, rank: int, count: int, timeout: float) -> ByDeviceBackend:
         sys.modules["torch"] = torch  # which the fake GPUs hide
         host = GlooBackend.connect(store.scoped("cpu/"), rank, count, timeout)
-        gpu = NcclBackend.connect(store.scoped("cuda/"), rank, count, timeout)
+        gpu = LateNcclBackend.connect(store.scoped("cuda/"), rank, count, timeout)
         return ByDeviceBackend(ByDevice(BackendType.GLOO, BackendType.NCCL), host, gpu)
 
     return connect

@@ -19,7 +19,10 @@ CLASSES = [
     ("cuda.core", fake_cuda, "Stream"),
     ("cuda.core", fake_cuda, "Event"),
 ]
-FUNCTIONS = ("group", "group_start", "group_end", "get_unique_id", "get_error_string")
+FUNCTIONS = (
+    *("group", "group_start", "group_end", "get_unique_id"),
+    *("get_error_string", "get_version"),
+)
 
 
 @pytest.mark.parametrize(("module", "fake", "name"), CLASSES, ids=[name for *_, name in CLASSES])

@@ -64,6 +64,19 @@ def test_a_sum_of_two_ranks(
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_floats_of_8_bits_are_moved_as_bytes(dtype: str, strided: bool) -> None:
+    kind = getattr(torch, dtype)
+    own = torch.ones(3, 2).to(kind)[:, 0] if strided else torch.ones(3).to(kind)
+    values = Operand(own.as_subclass(OnGpu))
+    assert values.bytes.dtype is torch.uint8
+    values.bytes.copy_(torch.tensor([1.0, 2.0, 4.0]).to(kind).view(torch.uint8))
+    values.finish()
+    assert own.float().tolist() == [1, 2, 4]
+
+
+@pytest.mark.torch
 def test_equal_parts_of_one_memory_are_one_tensor() -> None:
     whole = on_gpu(0, 1, 2, 3, 4, 5, 6, 7)
     found = whole_of(parts(whole[2:4], whole[4:6], whole[6:8]))

@@ -69,6 +69,8 @@ class Machine(Memory, Captures):
     def __init__(self, gpus: int) -> None:
         super().__init__()
         self.gpus = [Gpu(number) for number in range(gpus)]
+        self.capability = (9, 0)
+        """The compute capability of all devices."""
         self.cliques: dict[bytes, Any] = {}
         """NCCL's, by their unique ids."""
         self._progress = 0
@@ -220,6 +222,10 @@ class Device:
     @property
     def device_id(self) -> int:
         return self._gpu.number
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        return machine().capability
 
     def set_current(self, ctx: object = None) -> None:
         machine().current = self._gpu

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Facts, Reduce
 from torsh_runtime.backends.library.failure_notifications import FailureCause
 from torsh_runtime.backends.library.operands import is_list
-from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.device import is_on_gpu
+from torsh_runtime.backends.nccl.late import LateNcclBackend
 from torsh_runtime.backends.operation import OBJECTS, Op
 from torsh_runtime.backends.reconfiguration import Refusing
 from torsh_runtime.backends.work import Work
@@ -34,7 +34,7 @@ class ByDeviceBackend(Backend):
 
     type: ByDevice
 
-    def __init__(self, kind: ByDevice, host: Backend, gpu: NcclBackend) -> None:
+    def __init__(self, kind: ByDevice, host: Backend, gpu: LateNcclBackend) -> None:
         """Take over both backends: if either of them fails, so does the other."""
         super().__init__(host.rank, host.world_size)
         self.type = kind

@@ -12,8 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import import_module
-from typing import TypeVar, cast
 
 from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.library.failure_notifications import (
@@ -22,10 +20,12 @@ from torsh_runtime.backends.library.failure_notifications import (
     FailureNotifications,
 )
 from torsh_runtime.backends.nccl import unreported
+from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator
 from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.nccl.launching import Companion, NcclLaunching
-from torsh_runtime.backends.nccl.library import Communicator, Cuda, Device, Nccl
-from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout
+from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
+from torsh_runtime.backends.nccl.loading import load
+from torsh_runtime.errors import CommError
 from torsh_runtime.store.client import StoreClient
 
 _PAUSE = 0.002
@@ -36,9 +36,6 @@ _ABORT = 0.25
 """Seconds that are waited for NCCL to give up."""
 _TIMEOUTS_TO_START = 4
 """The timeouts that the GPU may take to come to an operation, counted from its call."""
-
-
-T = TypeVar("T")
 
 
 class NcclBackend(NcclLaunching):
@@ -72,17 +69,12 @@ class NcclBackend(NcclLaunching):
         within `timeout` seconds, CommError if NCCL fails.
         """
         deadline = time.monotonic() + timeout
-        nccl, cuda, device = _load()
+        nccl, cuda, device = load(None)
         news = FailureNotifications(store, rank, world_size, cls.type)
-        own = _library_call(nccl.get_unique_id) if rank == 0 else b""
-        meeting = nccl.UniqueId.from_bytes(news.meet(timeout, bytes(own))[0])
-
-        def initialise() -> Communicator:
-            device.set_current()
-            return nccl.Communicator.init(world_size, rank, meeting)
-
-        communicator = _within(initialise, deadline - time.monotonic(), timeout)
-        return cls(nccl, cuda, communicator, news)
+        news.meet(timeout)
+        wait = Wait(Call("init_process_group", 0), deadline - time.monotonic(), lambda: None)
+        place = Place(store, rank, range(world_size))
+        return communicator(place, nccl, wait, device, lambda made: cls(nccl, cuda, made, news))
 
     def accompany(self, companion: Companion) -> None:
         """Join a different backend in one group: when either has failed, the other ends, too."""
@@ -237,64 +229,3 @@ class NcclBackend(NcclLaunching):
             last.join(_FAREWELL)
         with suppress(Exception):
             self._own.stream.close()
-
-
-def _load() -> tuple[Nccl, Cuda, Device]:
-    """Return nccl4py, CUDA's own bindings, and the current device, which is made ready.
-
-    Raises BackendUnavailable.
-    """
-    try:
-        nccl: Nccl = cast(Nccl, import_module("nccl.core"))
-        cuda: Cuda = cast(Cuda, import_module("cuda.core"))
-    except (ImportError, RuntimeError) as error:
-        raise _unavailable(str(error)) from None
-    device = _library_call(cuda.Device)
-    _library_call(device.set_current)
-    return nccl, cuda, device
-
-
-def _library_call(call: Callable[[], T]) -> T:
-    """Return the result of a call. Raises BackendUnavailable if it fails.
-
-    It fails without a driver or a GPU.
-    """
-    try:
-        return call()
-    except Exception as error:
-        raise _unavailable(f"{type(error).__name__}: {error}") from error
-
-
-def _unavailable(why: str) -> BackendUnavailable:
-    return BackendUnavailable(
-        "the nccl backend",
-        f"{why.rstrip('.')}. It needs an NVIDIA GPU, its driver, and "
-        f"`pip install '.[cuda12]'` or `'.[cuda13]'` in torshrun's checkout.",
-    )
-
-
-def _within(work: Callable[[], T], seconds: float, timeout: float) -> T:
-    """Return the result of work that blocks.
-
-    Raises CommTimeout after `seconds`, and CommError if the work fails.
-    """
-    outcome: list[T | Exception] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="torsh-nccl-connect", daemon=True)
-    thread.start()
-    thread.join(max(seconds, 0.0))
-    if not outcome:
-        raise CommTimeout("init_process_group", 0, timeout, (), ": NCCL is still connecting")
-    result = outcome[0]
-    if isinstance(result, Exception):
-        raise CommError(
-            f"NCCL could not connect: {result}. Each rank needs a GPU of its own, made current "
-            f"before; NCCL_DEBUG=WARN says more."
-        ) from result
-    return result

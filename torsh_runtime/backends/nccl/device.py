@@ -11,10 +11,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from torsh_runtime.arrays.devices import way_out
 from torsh_runtime.backends.library.operands import Parts
 from torsh_runtime.enumerations import DTYPES
 from torsh_runtime.errors import ConfigError
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+FLOAT8 = "float8_"
+"""The beginning of the names of all dtypes that are floats of 8 bits."""
 
 
 class Framework(Protocol):
@@ -88,16 +93,25 @@ def framework_of(array: object) -> Framework:
     """
     framework = _framework(array)
     if framework is None:
-        kind = f"{type(array).__module__}.{type(array).__name__}"
+        kind, device = f"{type(array).__module__}.{type(array).__name__}", _device_type(array)
+        if device not in ("cpu", "cuda"):
+            raise TypeError(f"the nccl backend takes no {kind} on {device}: {way_out(device)}")
         raise TypeError(
             f"the nccl backend takes cupy arrays and torch CUDA tensors, not {kind}; use backend "
             f"'native' for arrays in the processor's memory, 'cpu:native,cuda:nccl' for both"
         )
-    if framework.dtype(array) not in DTYPES:
-        raise TypeError(
-            f"dtype {framework.dtype(array)} is not supported; use one of {', '.join(DTYPES)}"
-        )
+    dtype = framework.dtype(array)
+    if dtype not in DTYPES and not dtype.startswith(FLOAT8):
+        known = ", ".join((*DTYPES, "float8"))
+        raise TypeError(f"dtype {dtype} is not supported on GPUs; use one of {known}")
     return framework
+
+
+def _device_type(array: object) -> str:
+    """Return the kind of device that a torch tensor is on; "cpu" for other objects."""
+    torch: Any = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(array, torch.Tensor)
+    return str(cast(Any, array).device.type) if is_tensor else "cpu"
 
 
 def _framework(array: object) -> Framework | None:
@@ -334,6 +348,17 @@ def _within(blocks: Sequence[AbstractContextManager[object]]) -> AbstractContext
 
 def _frameworks(operands: Sequence[Operand]) -> set[Framework]:
     return {operand.framework for operand in operands}
+
+
+def make_current(number: int) -> None:
+    """Make a GPU the calling thread's current one, by a library that is loaded already, if any."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(number)
+    elif cupy is not None:
+        cupy.cuda.Device(number).use()
+    else:
+        import_module("cuda.core").Device(number).set_current()
 
 
 def loaded_framework() -> Framework:
