@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
+from torsh_runtime.framework.foreach import Foreach
 from torsh_runtime.framework.functional import Functional
 from torsh_runtime.framework.operations import JointOperation, Operation
 from torsh_runtime.framework.parts import Part, Same
@@ -195,6 +196,10 @@ class Framework(Protocol[T, V, M]):
     @property
     def functional(self) -> Functional:
         """Return its functions of layers."""
+
+    @property
+    def foreach(self) -> Foreach:
+        """Return its functions of many tensors at once."""
 
     @property
     def has_functional_call(self) -> bool:

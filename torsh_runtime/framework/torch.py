@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torsh_runtime.arrays.subclasses import is_made_of_others
 from torsh_runtime.arrays.torch import host_view, part_like
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import torch_foreach
 from torsh_runtime.framework.parts import Part, Same
 from torsh_runtime.framework.protocol import Call, Initialise
 from torsh_runtime.framework.torch_graph import applied, applied_jointly, run_backward
@@ -40,6 +41,7 @@ class TorchFramework:
     tensor_type = Tensor
     module_type = Module
     functional: Any = torch.nn.functional
+    foreach: Any = torch_foreach
     has_functional_call = True
 
     def __init__(self) -> None:

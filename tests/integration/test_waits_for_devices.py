@@ -1,0 +1,62 @@
+"""Data parallelism does not wait for the device of its tensors once per tensor."""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache, partial
+from typing import Any
+
+import pytest
+from support.forked import Raised
+from support.worlds import run_in_one_world
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
+]
+NORMS = (1.0, 2.0, 3.0, float("inf"))
+KINDS = {
+    ("float32",): 1e-6,
+    ("float64",): 1e-6,
+    ("bfloat16",): 0.02,
+    ("float16", "float32", "complex64"): 1e-3,
+}
+"""Relative differences that clipped gradients of these dtypes may have."""
+
+
+@cache
+def in_world() -> dict[Any, list[Any]]:
+    """What each rank's part returned, by the function and its arguments."""
+    from support import far_training
+
+    cases: list[tuple[Any, ...]] = [("clips", kind, order) for kind in KINDS for order in NORMS]
+    cases += [("torchs_clip", *kind, order) for kind in KINDS if len(kind) == 1 for order in NORMS]
+    bodies = {each: partial(getattr(far_training, each[0]), *each[1:]) for each in cases}
+    return run_in_one_world(2, bodies, 30.0)
+
+
+def ranks_of(*case: Any) -> list[Any]:
+    results = in_world()[case]
+    for result in results:
+        assert not isinstance(result, Raised), result.error.args[0]
+    return results
+
+
+@pytest.mark.parametrize("order", NORMS)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_clipping_on_a_mesh_waits_once(kind: tuple[str, ...], order: float) -> None:
+    results = ranks_of("clips", kind, order)
+    assert len({norm for norm, _, _ in results}) == 1
+    for norm, clipped, waits in results:
+        assert norm == pytest.approx(1.0, rel=1e-6)
+        assert clipped == pytest.approx(1.0, rel=KINDS[kind])
+        assert waits == 1
+
+
+@pytest.mark.parametrize("order", NORMS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if len(kind) == 1], ids=str)
+def test_torchs_clipping_of_parts_does_not_wait(kind: tuple[str, ...], order: float) -> None:
+    for norm, clipped, waits in ranks_of("torchs_clip", *kind, order):
+        assert norm == pytest.approx(1.0, rel=1e-6 if kind != ("bfloat16",) else 0.01)
+        assert clipped == pytest.approx(1.0, rel=KINDS[kind])
+        assert waits == 0

@@ -1,0 +1,55 @@
+"""Implements Foreach by torch's functions of lists of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+
+import torch
+
+Tensor = torch.Tensor
+
+
+def norm(values: Sequence[Tensor], order: float) -> Tensor:
+    """Return the norm of each tensor. On a GPU it is added up in float32, unless the tensor is of
+    a wider type."""
+    found: dict[int, Tensor] = {}
+    for numbers in _alike(values):
+        some = [values[number] for number in numbers]
+        norms = torch.stack(torch._foreach_norm(some, order, dtype=_summed_in(some[0]))).double()
+        if len(some) == len(values):
+            return norms
+        found |= zip(numbers, norms.unbind(), strict=True)
+    return torch.stack([found[number] for number in range(len(values))])
+
+
+@torch.no_grad()
+def mul_(values: Sequence[Tensor], factor: float) -> None:
+    """Multiply all tensors by a number, in place."""
+    for numbers in _alike(values):
+        some = [values[number] for number in numbers]
+        if some[0].device.type != "cpu":
+            torch._foreach_mul_(some, factor)
+        else:  # on which it rounds the factor to 16 bits if the tensors have these
+            for each in some:
+                each.mul_(factor)
+
+
+def tolist(values: Tensor) -> list[float]:
+    """Return the elements of a flat tensor."""
+    found: list[float] = values.cpu().tolist()
+    return found
+
+
+def _summed_in(tensor: Tensor) -> torch.dtype:
+    if tensor.is_complex():
+        return torch.complex128 if tensor.device.type == "cpu" else tensor.dtype
+    is_wide = tensor.dtype is torch.float64 or tensor.device.type == "cpu"
+    return torch.float64 if is_wide else torch.float32
+
+
+def _alike(values: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Yield the numbers of tensors of one device and dtype, for which torch has fused kernels."""
+    kinds: dict[Hashable, list[int]] = {}
+    for number, each in enumerate(values):
+        kinds.setdefault((each.device, each.dtype), []).append(number)
+    yield from kinds.values()

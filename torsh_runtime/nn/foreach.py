@@ -1,0 +1,28 @@
+"""Computes with many arrays at once, without a wait for a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from torsh_runtime.nn.arrays import Array, array_module, computable
+
+
+def norm(arrays: Sequence[Array], order: float) -> Array:
+    """Return the norm of each array, as one array of float64 on their device."""
+    xp = array_module(arrays[0])
+    norms = [xp.linalg.norm(computable(each).reshape(-1), order) for each in arrays]
+    return xp.stack([each.astype(np.float64) for each in norms])
+
+
+def mul_(arrays: Sequence[Array], factor: float) -> None:
+    """Multiply all arrays by a number, in place."""
+    for each in arrays:
+        each *= factor
+
+
+def tolist(array: Array) -> list[float]:
+    """Return the elements of a flat array. This waits for its device."""
+    found: list[float] = array.tolist()
+    return found
