@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from functools import cache, partial
 from typing import Any
 
@@ -14,7 +15,7 @@ pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
-NORMS = (1.0, 2.0, 3.0, float("inf"))
+NORMS = (1.0, 2.0, 3.0, math.inf)
 KINDS = {
     ("float32",): 1e-6,
     ("float64",): 1e-6,
@@ -31,6 +32,7 @@ def in_world() -> dict[Any, list[Any]]:
 
     cases: list[tuple[Any, ...]] = [("clips", kind, order) for kind in KINDS for order in NORMS]
     cases += [("torchs_clip", *kind, order) for kind in KINDS if len(kind) == 1 for order in NORMS]
+    cases += [("scales", kind, last) for kind in KINDS for last in (2.0, math.inf)]
     bodies = {each: partial(getattr(far_training, each[0]), *each[1:]) for each in cases}
     return run_in_one_world(2, bodies, 30.0)
 
@@ -60,3 +62,12 @@ def test_torchs_clipping_of_parts_does_not_wait(kind: tuple[str, ...], order: fl
         assert norm == pytest.approx(1.0, rel=1e-6 if kind != ("bfloat16",) else 0.01)
         assert clipped == pytest.approx(1.0, rel=KINDS[kind])
         assert waits == 0
+
+
+@pytest.mark.parametrize(("last", "scale"), [(2.0, 8.0), (math.inf, 4.0)])
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_dividing_by_the_scale_waits_once(kind: tuple[str, ...], last: float, scale: float) -> None:
+    for is_same, found, waits in ranks_of("scales", kind, last):
+        assert is_same
+        assert found == scale
+        assert waits == 1

@@ -70,3 +70,22 @@ def torchs_clip(dtype: str, norm_type: float, rank: int) -> tuple[Any, ...]:
     tr.all_gather_object(everyone, [each.grad.here for each in parameters])
     clipped = _norm_of([*everyone[0][:-1], *everyone[1]], norm_type)
     return float(norm) / expected, 2 * clipped / expected, waited
+
+
+def scales(dtypes: tuple[str, ...], last: float, rank: int) -> tuple[Any, ...]:
+    """tr.ShardedGradScaler on gradients of which rank 1 has one whose last element is `last`."""
+    register()
+    gradients = [each for name in dtypes for each in _gradients(rank, getattr(torch, name))]
+    if rank == 1:
+        gradients[-1][..., -1] = last
+    parameters = _parameters([each * 8 for each in gradients])
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    scaler = tr.ShardedGradScaler(init_scale=8.0)
+    waits.clear()
+    scaler.unscale_(optimizer)
+    waited = waits.total()
+    found = [each.grad.here for each in parameters]
+    same = all(map(torch.equal, found[:-1], gradients[:-1]))
+    scaler.step(optimizer)
+    scaler.update()
+    return same, scaler.get_scale(), waited

@@ -17,5 +17,10 @@ class Foreach(Protocol):
     def mul_(self, values: Sequence[Any], factor: float) -> None:
         """Multiply all values by a number, in place."""
 
+    def unscale_(self, values: Sequence[Any], factor: float) -> Any:
+        """Multiply all values, of one device, by a number, in place. Return a flat array there, of
+        which some element is not zero if and only if some value is not finite now. None of the
+        values is empty."""
+
     def tolist(self, values: Any) -> list[float]:
         """Return the elements of a flat array as numbers. This one waits for the device, once."""

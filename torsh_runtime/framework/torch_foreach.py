@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
 
 import torch
 
 Tensor = torch.Tensor
+_unscale: Any = getattr(torch, "_amp_foreach_non_finite_check_and_unscale_")  # noqa: B009
+_UNSCALED = (torch.float32, torch.float16, torch.bfloat16)
+"""Types that torch's function takes; of wider ones it would round the factor to float32."""
 
 
 def norm(values: Sequence[Tensor], order: float) -> Tensor:
@@ -32,6 +36,24 @@ def mul_(values: Sequence[Tensor], factor: float) -> None:
         else:  # on which it rounds the factor to 16 bits if the tensors have these
             for each in some:
                 each.mul_(factor)
+
+
+@torch.no_grad()
+def unscale_(values: Sequence[Tensor], factor: float) -> Tensor:
+    """Multiply all tensors by a number, in place, and tell of some whether they are not finite."""
+    found = []
+    for numbers in _alike(values):
+        some = [values[number] for number in numbers]
+        if some[0].dtype in _UNSCALED and factor <= 1:  # what it tells is of the tensors before
+            flag = some[0].new_zeros(1, dtype=torch.float32)
+            _unscale(some, flag, some[0].new_full((1,), factor, dtype=torch.float32))
+            found.append(flag)
+        else:
+            mul_(some, factor)
+            plain = [torch.view_as_real(each) if each.is_complex() else each for each in some]
+            extremes = torch.stack([end for each in plain for end in torch.aminmax(each)])
+            found.append(extremes.isfinite().logical_not().float())
+    return torch.cat(found)
 
 
 def tolist(values: Tensor) -> list[float]:

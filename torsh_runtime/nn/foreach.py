@@ -22,6 +22,14 @@ def mul_(arrays: Sequence[Array], factor: float) -> None:
         each *= factor
 
 
+def unscale_(arrays: Sequence[Array], factor: float) -> Array:
+    """Multiply all arrays by a number, in place, and tell of each whether it is not finite."""
+    xp = array_module(arrays[0])
+    mul_(arrays, factor)
+    extremes = [end.astype(np.float64) for each in arrays for end in (each.max(), each.min())]
+    return ~xp.isfinite(xp.stack(extremes))
+
+
 def tolist(array: Array) -> list[float]:
     """Return the elements of a flat array. This waits for its device."""
     found: list[float] = array.tolist()
