@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,6 +25,15 @@ KINDS = {
 }
 """Relative differences that clipped gradients of these dtypes may have."""
 
+LAYERS = [
+    ("float32", "float32"),
+    ("float64", "float64"),
+    ("bfloat16", "float32"),
+    ("float16", "float16"),
+    ("float64", "float32"),
+]
+"""The dtypes of batches and of the layers that normalise them."""
+
 
 @cache
 def in_world() -> dict[Any, list[Any]]:
@@ -33,6 +43,7 @@ def in_world() -> dict[Any, list[Any]]:
     cases: list[tuple[Any, ...]] = [("clips", kind, order) for kind in KINDS for order in NORMS]
     cases += [("torchs_clip", *kind, order) for kind in KINDS if len(kind) == 1 for order in NORMS]
     cases += [("scales", kind, last) for kind in KINDS for last in (2.0, math.inf)]
+    cases += [("normalises", *each) for each in product(LAYERS, (0.1, None), (4, 1, 0))]
     bodies = {each: partial(getattr(far_training, each[0]), *each[1:]) for each in cases}
     return run_in_one_world(2, bodies, 30.0)
 
@@ -71,3 +82,13 @@ def test_dividing_by_the_scale_waits_once(kind: tuple[str, ...], last: float, sc
         assert is_same
         assert found == scale
         assert waits == 1
+
+
+@pytest.mark.parametrize("rows", [4, 1, 0])
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("dtypes", LAYERS, ids="-".join)
+def test_normalising_waits_once_per_layer(
+    dtypes: tuple[str, str], momentum: float | None, rows: int
+) -> None:
+    for waits in ranks_of("normalises", dtypes, momentum, rows):
+        assert waits == [0, 0, 1, 1]

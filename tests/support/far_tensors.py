@@ -13,6 +13,7 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
+from support import fused_kernels
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map_only
 
@@ -24,6 +25,7 @@ calls: Counter[str] = Counter()
 """Operations and collectives on the device, by name."""
 _WAITING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::equal")
 _NAME = "far"
+_library = torch.library.Library("aten", "IMPL")
 
 
 class FarTensor(torch.Tensor):
@@ -49,12 +51,13 @@ class FarTensor(torch.Tensor):
         named, name = dict(named or {}), operation._schema.name
         goes_home = _goes_home(name, given, named)
         calls[name] += 1
-        waits[name] += name in _WAITING or goes_home
+        waits[name] += name in _WAITING or goes_home or _comes(name, given, named)
+        operation = fused_kernels.KERNELS.get(name, operation)
         if "device" in named and not goes_home:
             named["device"] = torch.device("cpu")
         there, named_there = tree_map_only(FarTensor, lambda each: each.here, (given, named))
         result = operation(*there, **named_there)
-        if operation._schema.is_mutable and isinstance(result, torch.Tensor):
+        if name.endswith("_") and isinstance(result, torch.Tensor):
             return given[0]
         return result if goes_home else tree_map_only(torch.Tensor, _far, result)
 
@@ -63,8 +66,13 @@ class FarTensor(torch.Tensor):
 def register() -> None:
     """Make the device known to torch, for the rest of the process."""
     backend_registration._setup_privateuseone_for_python_backend(_NAME)
+    _library.impl("empty_strided", _empty_strided, "PrivateUse1")
     for name in ("all_gather_into_tensor", "all_reduce", "broadcast"):
         setattr(ProcessGroup, name, _of_device(getattr(ProcessGroup, name)))
+
+
+def _empty_strided(size: Any, stride: Any, *, dtype: Any = None, **_: Any) -> FarTensor:
+    return FarTensor(torch.empty_strided(size, stride, dtype=dtype))
 
 
 def _of_device(collective: Any) -> Any:
@@ -91,3 +99,10 @@ def _goes_home(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> bool
     if name == "aten::_to_copy":
         return torch.device(named.get("device") or _NAME).type == "cpu"
     return name == "aten::copy_" and not isinstance(given[0], FarTensor)
+
+
+def _comes(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Return whether it copies from the host, and returns only when that is done."""
+    copies = name == "aten::copy_" and not isinstance(given[1], FarTensor)
+    makes = name == "aten::_to_copy" and not isinstance(given[0], FarTensor)
+    return (copies or makes) and not (named.get("non_blocking") or True in given[2:])

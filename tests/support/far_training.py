@@ -89,3 +89,33 @@ def scales(dtypes: tuple[str, ...], last: float, rank: int) -> tuple[Any, ...]:
     scaler.step(optimizer)
     scaler.update()
     return same, scaler.get_scale(), waited
+
+
+def normalises(dtypes: tuple[str, str], momentum: float | None, rows: int, rank: int) -> Any:
+    """tr.SyncBatchNorm of a batch and a layer of these dtypes, of which rank 0 has so many rows:
+    beside the same on the CPU, and beside the waits of the passes forward and backward."""
+    register()
+    torch.manual_seed(0)
+    kind, own = (getattr(torch, each) for each in dtypes)
+    batch = torch.randn(rows if rank == 0 else 4, 3, 2).to(kind)
+    here = tr.SyncBatchNorm(3, momentum=momentum).to(own)
+    there = tr.SyncBatchNorm(3, momentum=momentum).to(own)
+    for table in (there._parameters, there._buffers):
+        for name, each in [*table.items()]:
+            moved: Any = far(each)
+            table[name] = torch.nn.Parameter(moved) if table is there._parameters else moved
+    waited, results = [], []
+    for layer, inputs in ((here, batch.clone()), (there, far(batch))):
+        waits.clear()
+        outputs = layer(inputs.requires_grad_())
+        waited.append(waits.total())
+        (outputs.float() ** 3).sum().backward()
+        waited.append(waits.total())
+        grads = [inputs.grad, *(each.grad for each in layer.parameters())]
+        results.append([outputs.detach(), *grads, *layer.buffers()])
+    for expected, found in zip(*results, strict=True):
+        assert expected.dtype is found.dtype
+        torch.testing.assert_close(
+            found.here, expected, rtol=2e-2 if kind.itemsize == 2 else 1e-5, atol=1e-4
+        )
+    return waited
