@@ -44,6 +44,7 @@ def in_world() -> dict[Any, list[Any]]:
     cases += [("torchs_clip", *kind, order) for kind in KINDS if len(kind) == 1 for order in NORMS]
     cases += [("scales", kind, last) for kind in KINDS for last in (2.0, math.inf)]
     cases += [("normalises", *each) for each in product(LAYERS, (0.1, None), (4, 1, 0))]
+    cases += [("sends",), ("shares_steps",)]
     bodies = {each: partial(getattr(far_training, each[0]), *each[1:]) for each in cases}
     return run_in_one_world(2, bodies, 30.0)
 
@@ -92,3 +93,15 @@ def test_normalising_waits_once_per_layer(
 ) -> None:
     for waits in ranks_of("normalises", dtypes, momentum, rows):
         assert waits == [0, 0, 1, 1]
+
+
+def test_buffers_are_broadcast_together_by_dtype() -> None:
+    for is_right, counted in ranks_of("sends"):
+        assert is_right
+        assert counted == {"waits": 0, "broadcasts": 3}  # floats, integers, and the large one
+
+
+def test_owners_send_their_parameters_in_one_broadcast_each() -> None:
+    for is_right, counted in ranks_of("shares_steps"):
+        assert is_right
+        assert counted == {"waits": 0, "broadcasts": 2}

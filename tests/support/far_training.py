@@ -10,9 +10,10 @@ import math
 from typing import Any
 
 import torch
-from support.far_tensors import far, register, waits
+from support.far_tensors import calls, far, register, waits
 
 import torsh_runtime as tr
+from torsh_runtime.parallel.agreement import send_from
 
 SHAPES = ((5, 3), (7,), (), (0, 4), (2, 2, 2))
 
@@ -119,3 +120,43 @@ def normalises(dtypes: tuple[str, str], momentum: float | None, rows: int, rank:
             found.here, expected, rtol=2e-2 if kind.itemsize == 2 else 1e-5, atol=1e-4
         )
     return waited
+
+
+def sends(rank: int) -> tuple[bool, dict[str, int]]:
+    """Buffers of 53 batch normalisations, a large one, and one that is not in row-major order."""
+    register()
+    torch.manual_seed(rank)
+    norms = [torch.nn.BatchNorm1d(5) for _ in range(53)]
+    for each in norms:
+        each(torch.randn(3, 5))
+    shuffled = torch.randn(4, 3, 2).permute(2, 0, 1)
+    values = [*(each for norm in norms for each in norm.buffers()), torch.randn(1 << 19), shuffled]
+    there: list[Any] = [far(each) for each in values]
+    waits.clear()
+    calls.clear()
+    send_from(1, there, tr.new_group())
+    counted = {"waits": waits.total(), "broadcasts": calls["broadcast"]}
+    everyone: list[Any] = [None, None]
+    tr.all_gather_object(everyone, values)
+    return all(map(torch.equal, (each.here for each in there), everyone[1])), counted
+
+
+def shares_steps(rank: int) -> tuple[bool, dict[str, int]]:
+    """A step of a DistributedOptimizer of 30 parameters, beside one of every rank's own."""
+    register()
+    torch.manual_seed(0)
+    values = [torch.randn(3, number + 1) for number in range(30)]
+    plain = [torch.nn.Parameter(each.clone()) for each in values]
+    there: list[Any] = [torch.nn.Parameter(far(each)) for each in values]
+    spread = tr.DistributedOptimizer(there, torch.optim.SGD, lr=0.1, foreach=True)
+    alone = torch.optim.SGD(plain, lr=0.1)
+    for number in range(2):
+        for one, other in zip(there, plain, strict=True):
+            other.grad = other.detach() * (number + 1)
+            one.grad = far(other.grad)
+        waits.clear()
+        calls.clear()
+        spread.step()
+        alone.step()
+    counted = {"waits": waits.total(), "broadcasts": calls["broadcast"]}
+    return all(torch.allclose(a.here, b) for a, b in zip(there, plain, strict=True)), counted

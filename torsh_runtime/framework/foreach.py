@@ -22,5 +22,11 @@ class Foreach(Protocol):
         which some element is not zero if and only if some value is not finite now. None of the
         values is empty."""
 
+    def cat(self, values: Sequence[Any]) -> Any:
+        """Return the elements of all values, of one kind, in one flat array."""
+
+    def copy_(self, values: Sequence[Any], flat: Any) -> None:
+        """Copy the elements of such an array into the values."""
+
     def tolist(self, values: Any) -> list[float]:
         """Return the elements of a flat array as numbers. This one waits for the device, once."""

@@ -56,6 +56,19 @@ def unscale_(values: Sequence[Tensor], factor: float) -> Tensor:
     return torch.cat(found)
 
 
+def cat(values: Sequence[Tensor]) -> Tensor:
+    """Return the elements of all tensors, which are of one kind, in one flat tensor."""
+    return torch.cat([each.detach().reshape(-1) for each in values])
+
+
+@torch.no_grad()
+def copy_(values: Sequence[Tensor], flat: Tensor) -> None:
+    """Copy the elements of such a tensor into these."""
+    parts = torch.split(flat, [each.numel() for each in values])
+    views = [part.view(each.shape) for part, each in zip(parts, values, strict=True)]
+    torch._foreach_copy_([*values], views)
+
+
 def tolist(values: Tensor) -> list[float]:
     """Return the elements of a flat tensor."""
     found: list[float] = values.cpu().tolist()

@@ -30,6 +30,19 @@ def unscale_(arrays: Sequence[Array], factor: float) -> Array:
     return ~xp.isfinite(xp.stack(extremes))
 
 
+def cat(arrays: Sequence[Array]) -> Array:
+    """Return the elements of all arrays, which are of one kind, in one flat array."""
+    return array_module(arrays[0]).concatenate([each.reshape(-1) for each in arrays])
+
+
+def copy_(arrays: Sequence[Array], flat: Array) -> None:
+    """Copy the elements of such an array into these."""
+    start = 0
+    for each in arrays:
+        each[...] = flat[start : start + each.size].reshape(each.shape)
+        start += each.size
+
+
 def tolist(array: Array) -> list[float]:
     """Return the elements of a flat array. This waits for its device."""
     found: list[float] = array.tolist()

@@ -127,7 +127,10 @@ class _Normalise(torch.autograd.Function):
                 spread: Any = torch.batch_norm_backward_elemt
                 parts = (*both.chunk(2), counts.to(torch.int32))
                 found = spread(gradient, input, mean, scale, weight, *parts)
-        of_affine = (each if is_wanted else None for each, is_wanted in zip(sums[2:], wanted[1:]))
+        of_affine = (
+            each if is_wanted else None
+            for each, is_wanted in zip(sums[2:], wanted[1:], strict=True)
+        )
         return found, *of_affine, None, None, None, None
 
 
