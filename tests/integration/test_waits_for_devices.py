@@ -45,6 +45,7 @@ def in_world() -> dict[Any, list[Any]]:
     cases += [("scales", kind, last) for kind in KINDS for last in (2.0, math.inf)]
     cases += [("normalises", *each) for each in product(LAYERS, (0.1, None), (4, 1, 0))]
     cases += [("sends",), ("shares_steps",)]
+    cases += [("snapshots", can_lock) for can_lock in (True, False)]
     bodies = {each: partial(getattr(far_training, each[0]), *each[1:]) for each in cases}
     return run_in_one_world(2, bodies, 30.0)
 
@@ -105,3 +106,15 @@ def test_owners_send_their_parameters_in_one_broadcast_each() -> None:
     for is_right, counted in ranks_of("shares_steps"):
         assert is_right
         assert counted == {"waits": 0, "broadcasts": 2}
+
+
+@pytest.mark.parametrize("can_lock", [True, False])
+def test_a_checkpoint_waits_once_for_all_that_the_device_has_to_do(can_lock: bool) -> None:
+    for found in ranks_of("snapshots", can_lock):
+        assert found == {
+            "step 1": True,
+            "step 2": True,
+            "waits": [(0, 1), (0, 1)],
+            "locked": [int(can_lock)] * 2,
+            "left": 0,
+        }

@@ -2,8 +2,8 @@
 
 Each operation is torch's own, computed on the CPU. What makes a program wait for a GPU, according
 to torch's documentation, is counted: reading an element, indices of nonzero elements, and copies
-to the host. Call register() first, in a process that ends with the test: torch then takes the
-device "far" for an accelerator.
+to the host, unless a stream is told to (far_streams). Call register() first, in a process that
+ends with the test: torch then takes the device "far" for an accelerator.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache, wraps
 from typing import Any
 
 import torch
-from support import fused_kernels
+from support import far_streams, fused_kernels
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_map_only
 
@@ -51,6 +51,10 @@ class FarTensor(torch.Tensor):
         named, name = dict(named or {}), operation._schema.name
         goes_home = _goes_home(name, given, named)
         calls[name] += 1
+        if name == "aten::copy_" and goes_home and _is_non_blocking(given, named):
+            target, source = given[0], given[1].here
+            far_streams.module.current_stream().enqueue(lambda: target.copy_(source))
+            return target
         waits[name] += name in _WAITING or goes_home or _comes(name, given, named)
         operation = fused_kernels.KERNELS.get(name, operation)
         if "device" in named and not goes_home:
@@ -65,7 +69,7 @@ class FarTensor(torch.Tensor):
 @cache
 def register() -> None:
     """Make the device known to torch, for the rest of the process."""
-    backend_registration._setup_privateuseone_for_python_backend(_NAME)
+    backend_registration._setup_privateuseone_for_python_backend(_NAME, far_streams.module)
     _library.impl("empty_strided", _empty_strided, "PrivateUse1")
     for name in ("all_gather_into_tensor", "all_reduce", "broadcast"):
         setattr(ProcessGroup, name, _of_device(getattr(ProcessGroup, name)))
@@ -105,4 +109,8 @@ def _comes(name: str, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Return whether it copies from the host, and returns only when that is done."""
     copies = name == "aten::copy_" and not isinstance(given[1], FarTensor)
     makes = name == "aten::_to_copy" and not isinstance(given[0], FarTensor)
-    return (copies or makes) and not (named.get("non_blocking") or True in given[2:])
+    return (copies or makes) and not _is_non_blocking(given, named)
+
+
+def _is_non_blocking(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    return bool(named.get("non_blocking")) or True in given[2:]

@@ -6,13 +6,19 @@ expected, and how often it waited for the device.
 
 from __future__ import annotations
 
+import gc
 import math
+from functools import partial
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from support import far_streams
 from support.far_tensors import calls, far, register, waits
 
 import torsh_runtime as tr
+from torsh_runtime.checkpoint import Checkpointer
+from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.agreement import send_from
 
 SHAPES = ((5, 3), (7,), (), (0, 4), (2, 2, 2))
@@ -160,3 +166,41 @@ def shares_steps(rank: int) -> tuple[bool, dict[str, int]]:
         alone.step()
     counted = {"waits": waits.total(), "broadcasts": calls["broadcast"]}
     return all(torch.allclose(a.here, b) for a, b in zip(there, plain, strict=True)), counted
+
+
+def snapshots(can_lock: bool, rank: int) -> dict[str, Any]:
+    """Checkpoints of tensors of which a stream of work has still to make the values."""
+    register()
+    streams, cudart = far_streams.module, far_streams.module.cudart()
+    cudart.can_lock = can_lock
+    torch.manual_seed(0)
+    values = [torch.full((3, number + 1), float(number)) for number in range(5)]
+    values += [torch.randn(4, 3).T, torch.randn(7).bfloat16()]
+    there: list[Any] = [far(torch.zeros_like(each)) for each in values]
+    state: dict[str, Any] = {
+        f"far{number}": ShardedTensor(each, Piece.whole(tuple(each.shape)))
+        for number, each in enumerate(there)
+    }
+    state["near"] = torch.ones(2)
+    found: dict[str, Any] = {"locked": [], "waits": []}
+    with TemporaryDirectory() as own:
+        folder = [own]
+        tr.broadcast_object_list(folder)
+        saver = Checkpointer(folder[0])
+        for step in (1, 2):
+            expected = [each * step for each in values]
+            for tensor, each in zip(there, expected, strict=True):
+                streams.main.enqueue(partial(tensor.here.copy_, each))
+            far_streams.Stream.num_waits = 0
+            waits.clear()
+            saver.save(step, state)
+            found["waits"].append((waits.total(), far_streams.Stream.num_waits))
+            found["locked"].append(len(cudart.locked))
+            loaded = saver.load({name: torch.zeros(0) for name in state})
+            assert loaded is not None
+            pairs = zip(loaded.values.values(), [*expected, torch.ones(2)], strict=True)
+            found[f"step {step}"] = all(torch.equal(*each) for each in pairs)
+        tr.barrier()
+    del saver
+    gc.collect()
+    return {**found, "left": len(cudart.locked)}
