@@ -18,8 +18,8 @@ class Gathered(NamedTuple):
     """Holds the statistics of each rank."""
 
     heads: list[list[float]]
-    """By rank: the number of values of a channel, whether its input requires a gradient, and
-    whether it records gradients."""
+    """Three numbers of each rank: how many values of a channel it has, whether its input requires a
+    gradient, and whether it records gradients."""
     counts: Tensor
     means: Tensor
     scales: Tensor
@@ -76,7 +76,7 @@ class Gathered(NamedTuple):
 def normalise(
     input: Tensor, affine: tuple[Tensor | None, Tensor | None], whole: Any, group: ProcessGroup
 ) -> Tensor:
-    """Normalise the input, and apply weight and bias. whole: mean, scale and counts."""
+    """Normalize the input, and apply weight and bias. whole: mean, scale and counts."""
     mean = whole[0]
     weight, bias = (
         each if each is None or each.dtype is input.dtype else each.to(mean.dtype)
