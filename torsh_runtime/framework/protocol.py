@@ -241,6 +241,10 @@ class Framework(Protocol[T, V, M]):
     def array(self, flat: V) -> Any:
         """Return the memory of flat values as an array of numpy, or of cupy."""
 
+    def following(self, flat: V) -> AbstractContextManager[object]:
+        """Return a block in which what computes with array(flat) on a GPU does so behind what the
+        framework has enqueued there, and before what it enqueues later."""
+
     def dense(self, values: V) -> V:
         """Return values with all their zeros: themselves unless they are sparse."""
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -86,6 +87,16 @@ class TorchFramework:
 
     def array(self, flat: Tensor) -> Any:
         return host_view(flat) if flat.device.type == "cpu" else import_module("cupy").asarray(flat)
+
+    def following(self, flat: Tensor) -> AbstractContextManager[object]:
+        if flat.device.type != "cuda" or find_spec("cupy") is None:
+            return nullcontext()
+        stream = torch.cuda.current_stream(flat.device)
+        cupy: Any = import_module("cupy")
+        found: AbstractContextManager[object] = cupy.cuda.ExternalStream(
+            stream.cuda_stream, flat.device.index
+        )
+        return found
 
     def dense(self, values: Tensor) -> Tensor:
         return values.to_dense() if values.is_sparse else values
