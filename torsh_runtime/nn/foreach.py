@@ -32,7 +32,12 @@ def unscale_(arrays: Sequence[Array], factor: float) -> Array:
 
 def cat(arrays: Sequence[Array]) -> Array:
     """Return the elements of all arrays, which are of one kind, in one flat array."""
-    return array_module(arrays[0]).concatenate([each.reshape(-1) for each in arrays])
+    flat = array_module(arrays[0]).empty(sum(each.size for each in arrays), arrays[0].dtype)
+    start = 0
+    for each in arrays:
+        flat[start : start + each.size] = each.reshape(-1)
+        start += each.size
+    return flat
 
 
 def copy_(arrays: Sequence[Array], flat: Array) -> None:

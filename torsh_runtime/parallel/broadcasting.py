@@ -10,6 +10,7 @@ import numpy as np
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import Tensor, framework_of
+from torsh_runtime.framework.models import kind_of
 
 _SMALL = 1 << 20
 """Bytes up to which copying a tensor on a GPU costs less than an operation for it alone."""
@@ -28,7 +29,7 @@ def broadcast_all(wanted: Iterable[tuple[ProcessGroup, int, Tensor]]) -> None:
         if isinstance(values, np.ndarray) or getattr(values, "is_cpu", False):
             works.append(group.broadcast(values, root, async_op=True))
             continue
-        key = group, root, values.dtype, values.device
+        key = group, root, kind_of(values)
         if key not in parcels:
             parcels[key] = _Parcel(group, root, tensor)
         parcels[key].add(values)
