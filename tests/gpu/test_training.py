@@ -90,3 +90,15 @@ def test_a_model_of_nn_learns_on_the_gpu_as_on_the_processor() -> None:
     [losses] = passed(run_on_gpus(1, "train_text", 5))
     np.testing.assert_allclose(losses["gpu"], losses["host"], rtol=1e-3)
     assert losses["gpu"][-1] < losses["gpu"][0]
+
+
+def test_attention_of_parts_is_as_near_as_torchs_own() -> None:
+    for found in passed(run_on_gpus(2, "attend")):
+        assert len(found) == 12
+        for name, (far, alone) in found.items():
+            assert far < 3 * alone, name
+
+
+def test_attention_of_parts_makes_no_matrix_of_scores() -> None:
+    for most, scores in passed(run_on_gpus(2, "attend_in_little_memory")):
+        assert most < scores / 8

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,61 @@ def torch_distributed(gpu: int) -> dict[str, Any]:
     }
     dist.destroy_process_group()
     return found
+
+
+def attend(gpu: int) -> dict[str, tuple[float, float]]:
+    """How far attention over parts of sequences on a GPU is from what float64 gives of the same
+    numbers on it, result and gradients on average, beside how far scaled_dot_product_attention is;
+    by dtype, heads of keys, size of heads and window."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    attend, axis = torch.nn.functional.scaled_dot_product_attention, tr.group.WORLD
+
+    def computed(attention: Any, tensors: Any) -> list[Any]:
+        *operands, gradient = tensors
+        leaves = [each.detach().requires_grad_() for each in operands]
+        result = attention(*leaves)
+        result.backward(gradient)
+        return [result.detach(), *(each.grad for each in leaves)]
+
+    def far(found: list[Any], exact: list[Any]) -> float:
+        pairs = zip(found, exact, strict=True)
+        return max(float((a.double() - b).abs().mean() / b.abs().mean()) for a, b in pairs)
+
+    found, order = {}, torch.arange(1030, device=f"cuda:{gpu}")
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for kv_heads, size, window in ((8, 64, None), (2, 128, None), (8, 20, None), (2, 64, 100)):
+            torch.manual_seed(0)
+            shapes = [(2, heads, 1030, size) for heads in (8, kv_heads, kv_heads, 8)]
+            given = [torch.randn(each, device=order.device).to(dtype) for each in shapes]
+            distance = order[:, None] - order
+            mask = (distance >= 0) & (distance < (window or 1030))
+            one = partial(attend, attn_mask=mask, enable_gqa=True)
+            exact = computed(one, [each.double() for each in given])
+            own = [tr.context_shard(each, axis, 2) for each in given]
+            parts = computed(partial(tr.context_attention, axis=axis, window=window), own)
+            wholes = [tr.context_gather(each, axis, dim=2) for each in parts]
+            found[f"{dtype}, {kv_heads}, {size}, {window}"] = (
+                far(wholes, exact),
+                far(computed(one, given), exact),
+            )
+    tr.destroy_process_group()
+    return found
+
+
+def attend_in_little_memory(gpu: int) -> tuple[int, int]:
+    """The most bytes that attention to 8,192 tokens takes on a GPU, forward and backward, and how
+    many all scores in float32 would take."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    shape = (1, 8, 8192, 64)
+    leaves = [
+        torch.randn(shape, device=f"cuda:{gpu}", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    torch.cuda.reset_peak_memory_stats(gpu)
+    before = torch.cuda.memory_allocated(gpu)
+    tr.context_attention(*leaves, tr.group.WORLD).sum().backward()
+    most = torch.cuda.max_memory_allocated(gpu) - before
+    tr.destroy_process_group()
+    return most, 4 * 8 * 8192 * 8192
