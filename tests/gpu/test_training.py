@@ -102,3 +102,9 @@ def test_attention_of_parts_is_as_near_as_torchs_own() -> None:
 def test_attention_of_parts_makes_no_matrix_of_scores() -> None:
     for most, scores in passed(run_on_gpus(2, "attend_in_little_memory")):
         assert most < scores / 8
+
+
+def test_experts_are_routed_on_the_gpu() -> None:
+    for apart, rounded in passed(run_on_gpus(2, "route_without_waiting")):
+        assert apart < 1e-9
+        assert max(rounded) < 0.02

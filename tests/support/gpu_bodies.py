@@ -12,6 +12,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from support import model_parallel, pipeline_training
@@ -22,6 +23,7 @@ from support.suite import CASES, reducing
 from support.tensor_parallel import kit
 
 import torsh_runtime as tr
+from torsh_runtime.parallel.dispatch import products
 
 BOTH = "cpu:native,cuda:nccl"
 PATIENCE = 120.0
@@ -285,3 +287,41 @@ def attend_in_little_memory(gpu: int) -> tuple[int, int]:
     most = torch.cuda.max_memory_allocated(gpu) - before
     tr.destroy_process_group()
     return most, 4 * 8 * 8192 * 8192
+
+
+def route_without_waiting(gpu: int) -> tuple[float, list[float]]:
+    """How far a layer of experts on GPUs is from the same on the processors, in float64; its first
+    pass and then one in which torch raises an error where the processor waits for a stream. And
+    how far grouped products in bfloat16 are from one expert after the other, by mean."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+
+    def made(device: str, dtype: Any) -> Any:
+        torch.manual_seed(3)
+        layer = tr.MixtureOfExperts(64, 128, 8, framework="torch", dtype=dtype).to(device)
+        return layer, torch.randn(50, 64, dtype=dtype).to(device).requires_grad_()
+
+    def computed(layer: Any, tokens: Any) -> list[Any]:
+        tokens.grad = layer.up.grad = None
+        result, balance = layer(tokens)
+        (result.sum() + balance).backward()
+        return [result.detach(), tokens.grad, layer.up.grad]
+
+    def far(found: list[Any], wanted: list[Any]) -> list[float]:
+        pairs = zip(found, wanted, strict=True)
+        return [float((a.cpu() - b.cpu()).abs().mean() / b.abs().mean()) for a, b in pairs]
+
+    there, here = (made(device, torch.float64) for device in (f"cuda:{gpu}", "cpu"))
+    apart = far(computed(*there), computed(*here))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = computed(*there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    apart += far(again, computed(*here))
+    small = made(f"cuda:{gpu}", torch.bfloat16)
+    grouped = computed(*small)
+    with mock.patch.object(products, "has_grouped_product", return_value=False):
+        rounded = far(grouped, computed(*small))
+    tr.destroy_process_group()
+    return max(apart), rounded
