@@ -33,21 +33,18 @@ _WITHOUT_STREAMS = ("cpu",)
 """Kinds of devices that compute nothing beside a communication."""
 
 
-def is_overlapped(input: Tensor, weight: Tensor) -> bool:
-    """Return whether a Column layer computes its weight's gradient beside the sum of its input's:
-    on GPUs, unless somebody else looks at what is computed."""
-    if input.device.type in _WITHOUT_STREAMS or not (input.requires_grad and weight.requires_grad):
-        return False
-    if not torch.is_grad_enabled() or type(input) not in _PLAIN or type(weight) not in _PLAIN:
-        return False
-    is_observed = is_traced() or has_modes() or is_splitting()
-    is_transformed = forward_ad._current_level >= 0 or _functorch.maybe_current_level() is not None
-    return not (is_observed or is_transformed)
-
-
 def deferred(input: Tensor, weight: Tensor) -> Deferred | None:
-    """Return what defers the gradient of a weight; None if that is not done for such tensors."""
-    return Deferred(weight) if is_overlapped(input, weight) else None
+    """Return what defers the gradient of a weight on GPUs; None elsewhere, and where somebody else
+    looks at what is computed.
+    """
+    if input.device.type in _WITHOUT_STREAMS or is_traced() or not torch.is_grad_enabled():
+        return None
+    are_plain = type(input) in _PLAIN and type(weight) in _PLAIN
+    if not (are_plain and input.requires_grad and weight.requires_grad):
+        return None
+    is_observed = has_modes() or is_splitting()
+    is_transformed = forward_ad._current_level >= 0 or _functorch.maybe_current_level() is not None
+    return None if is_observed or is_transformed else Deferred(weight)
 
 
 class Deferred:
