@@ -108,3 +108,9 @@ def test_experts_are_routed_on_the_gpu() -> None:
     for apart, rounded in passed(run_on_gpus(2, "route_without_waiting")):
         assert apart < 1e-9
         assert max(rounded) < 0.02
+
+
+def test_waits_for_the_gpu_do_not_grow_with_the_number_of_tensors() -> None:
+    for found in passed(run_on_gpus(2, "find_waits")):
+        assert all(is_right for is_right, _ in found.values()), found
+        assert all(waits <= 1 for _, waits in found.values()), found
