@@ -92,6 +92,24 @@ def test_a_model_of_nn_learns_on_the_gpu_as_on_the_processor() -> None:
     assert losses["gpu"][-1] < losses["gpu"][0]
 
 
+def test_attention_of_parts_is_as_near_as_torchs_own() -> None:
+    for found in passed(run_on_gpus(2, "attend")):
+        assert len(found) == 12
+        for name, (far, alone) in found.items():
+            assert far < 3 * alone, name
+
+
+def test_attention_of_parts_makes_no_matrix_of_scores() -> None:
+    for most, scores in passed(run_on_gpus(2, "attend_in_little_memory")):
+        assert most < scores / 8
+
+
+def test_experts_are_routed_on_the_gpu() -> None:
+    for apart, rounded in passed(run_on_gpus(2, "route_without_waiting")):
+        assert apart < 1e-9
+        assert max(rounded) < 0.02
+
+
 def test_waits_for_the_gpu_do_not_grow_with_the_number_of_tensors() -> None:
     for found in passed(run_on_gpus(2, "find_waits")):
         assert all(is_right for is_right, _ in found.values()), found
