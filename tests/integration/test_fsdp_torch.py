@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
 
-WAYS = ("common", "gathered")
+WAYS = ("common", "gathered", "device")
 
 
 OF_THREE = ("full", "grad-and-optimizer", "none", "one unit", "accumulating", "clipped", "nested")
@@ -42,11 +42,13 @@ def trained(ranks: int) -> dict[Any, list[Any]]:
     for name in names(ranks):
         for way in WAYS:
             bodies[name, way] = partial(
-                fsdp_training.together, name, ranks=ranks, gathers=way == "gathered"
+                fsdp_training.together, name, ranks=ranks, way=way
             )
         bodies[name, "alone"] = partial(alone, name)
     if ranks == 4:
-        bodies = {"hybrid": fsdp_training.hybrid, "ddp": bodies["ddp"]}
+        bodies = {"ddp": bodies["ddp"]}
+        for way in WAYS:
+            bodies["hybrid", way] = partial(fsdp_training.hybrid, way=way)
         bodies["clipped by torch"] = fsdp_training.hybrid_clipped
     return run_in_one_world(ranks, bodies, 60.0)
 
@@ -98,8 +100,9 @@ def test_losses_are_those_of_data_parallelism(name: str, way: str, ranks: int) -
     check_same(whole(trained(ranks)[name, way]), whole(trained(ranks)["ddp"]))
 
 
-def test_replicas_of_shards_train_as_data_parallelism_does() -> None:
-    check_same(whole(trained(4)["hybrid"]), whole(trained(4)["ddp"]))
+@pytest.mark.parametrize("way", WAYS)
+def test_replicas_of_shards_train_as_data_parallelism_does(way: str) -> None:
+    check_same(whole(trained(4)["hybrid", way]), whole(trained(4)["ddp"]))
 
 
 def test_outputs_in_objects_that_nobody_looks_into_are_trained_or_refused() -> None:

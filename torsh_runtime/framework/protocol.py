@@ -229,6 +229,9 @@ class Framework(Protocol[T, V, M]):
     def allocate(self, values: V) -> None:
         """Give them memory again, with any contents."""
 
+    def copy(self, targets: Sequence[V], sources: Sequence[V]) -> None:
+        """Copy values into others of the same shapes, at once if the framework can."""
+
     def part(self, flat: V, start: int, like: T) -> V:
         """Return a view of the elements from `start` on, in the shape of `like`, and with its
         order in memory if that is possible."""

@@ -79,6 +79,10 @@ class TorchFramework:
     def allocate(self, values: Tensor) -> None:
         values.untyped_storage().resize_(values.nbytes)
 
+    @torch.no_grad()
+    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        torch._foreach_copy_([*targets], [*sources])
+
     def part(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
         return part_like(flat, start, like)
 

@@ -82,6 +82,10 @@ class NnFramework:
     def allocate(self, values: Array) -> None:
         pass  # writing to it allocates it
 
+    def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target[...] = source
+
     def part(self, flat: Array, start: int, like: Tensor) -> Array:
         return flat[start : start + like.numel()].reshape(like.shape)
 

@@ -37,6 +37,7 @@ from torsh_runtime.parallel.fsdp.config import (
     precision_of,
     units_of,
 )
+from torsh_runtime.parallel.fsdp.device_storage import DeviceStorage
 from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, StorageStrategy
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState, owning
@@ -308,16 +309,25 @@ class UnitMaker:
         if is_replicated:
             flat = FlatParameter(named, precision, 1, 0)
             return flat, ReplicatedStorage(framework, flat, group, self._ledger)
-        flat = FlatParameter(named, precision, group.world_size, group.rank)
+        is_on_host = has_host_memory(named[0][1])
+        flat = FlatParameter(
+            named, precision, group.world_size, group.rank, wants_even=not is_on_host
+        )
+        if not is_on_host:
+            return flat, DeviceStorage(framework, flat, group, self._ledger)
         whole = None
         if group is self._group or self._group.is_in_node:  # for all meet, or none
             whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
             return flat, CommonStorage(framework, flat, group, self._ledger, whole)
-        is_on_host = kind_of(flat.parameters[0])[1] == "cpu"
-        if self._nodes is not None and group is self._group and is_on_host:
+        if self._nodes is not None and group is self._group:
             return flat, NodeStorage(framework, flat, group, self._ledger, self._nodes)
         return flat, GatheredStorage(framework, flat, group, self._ledger)
+
+
+def has_host_memory(parameter: Any) -> bool:
+    """Return whether a parameter is in the memory of the CPU."""
+    return kind_of(parameter)[1] == "cpu"
 
 
 def change_forward(framework: Framework, config: FsdpConfig, units: list[FSDPParamGroup]) -> None:

@@ -9,22 +9,32 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
+from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Framework, Tensor, Values
 from torsh_runtime.framework.models import kind_of, on_gradient, shaped
 from torsh_runtime.framework.protocol import Call
-from torsh_runtime.layout import Piece, owner_cuts, row_cuts, row_size
+from torsh_runtime.layout import (
+    FlatLayout,
+    Piece,
+    end_to_end,
+    even_layout,
+    even_owners,
+    owner_cuts,
+    row_cuts,
+    row_size,
+)
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.config import Precision
 
 
 class FlatParameter:
-    """Tells where each parameter is placed, and which rows belong to which rank: `cuts`, without
-    padding."""
+    """Tells where each parameter is placed, and which rows belong to which rank: `cuts`. There is
+    padding between parameters if the parts are to be equally large, which may not be possible."""
 
     def __init__(
         self,
@@ -34,12 +44,13 @@ class FlatParameter:
         part: int,
         *,
         shapes: Sequence[tuple[int, ...]] | None = None,
-        cuts: Sequence[int] | None = None,
+        layout: FlatLayout | None = None,
         is_owned: bool = False,
+        wants_even: bool = False,
     ) -> None:
-        """Lay the parameters end to end. shapes: those of whole parameters; None: they are whole.
-        cuts: where the parts end; None: between rows, so that they are about equally large.
-        is_owned: each parameter belongs to one part."""
+        """Place the parameters. shapes: those of whole parameters; None: they are whole. layout:
+        None means end to end, in parts that end between rows and are about equally large.
+        is_owned: each parameter belongs to one part. wants_even: parts are to be equally large."""
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
         self.precision = precision
@@ -47,10 +58,12 @@ class FlatParameter:
             *(shapes or (tuple(each.shape) for each in self.parameters))
         ]
         self.sizes = [math.prod(shape) for shape in self.shapes]
-        self.starts = [0, *accumulate(self.sizes)][:-1]
-        self.size = sum(self.sizes)
-        self.is_owned, self.part = is_owned, part
-        self.cuts = tuple(cuts or row_cuts(self.shapes, parts))
+        if layout is None and wants_even:
+            layout = even_layout(self.shapes, parts)
+        self.layout = layout or end_to_end(self.sizes, row_cuts(self.shapes, parts))
+        self.starts, self.cuts = self.layout.starts, self.layout.cuts
+        self.size = self.cuts[-1]
+        self.is_owned, self.part, self.wants_even = is_owned, part, wants_even
         self.start, self.end = self.cuts[part], self.cuts[part + 1]
         self.is_trained = self.parameters[0].requires_grad
 
@@ -58,6 +71,17 @@ class FlatParameter:
     def own_size(self) -> int:
         """Return the number of elements of this rank's part."""
         return self.end - self.start
+
+    @property
+    def is_even(self) -> bool:
+        """Return whether all parts are equally large, and that is by intent."""
+        return self.layout.is_even
+
+    def gaps(self) -> list[slice]:
+        """Return where there is padding."""
+        ends = [0, *(start + size for start, size in zip(self.starts, self.sizes, strict=True))]
+        pairs = zip(ends, [*self.starts, self.size], strict=True)
+        return [slice(end, start) for end, start in pairs if end < start]
 
     def share(self, number: int) -> tuple[int, int]:
         """Return this rank's elements of one of the parameters: the first, and the one after the
@@ -107,25 +131,40 @@ class FlatParameter:
         owned.sort(key=lambda number: owners[id(self.parameters[number])])
         sizes = [self.sizes[number] for number in owned]
         chosen = [owners[id(self.parameters[number])] for number in owned]
-        found = [self._of(owned, owner_cuts(sizes, chosen, len(self.cuts) - 1), is_owned=True)]
-        return [self._of(rest, self._cuts_without(owned)), *found] if rest else found
+        found = [self._of(owned, self._owned_layout(sizes, chosen), is_owned=True)]
+        return [self._of(rest, self._layout_of(rest)), *found] if rest else found
 
     def _of(
-        self, numbers: Sequence[int], cuts: Sequence[int], is_owned: bool = False
+        self, numbers: Sequence[int], layout: FlatLayout, is_owned: bool = False
     ) -> FlatParameter:
         named = [(self.names[number], self.parameters[number]) for number in numbers]
-        facts = self.precision, len(self.cuts) - 1, self.part
         shapes = [self.shapes[number] for number in numbers]
-        return FlatParameter(named, *facts, shapes=shapes, cuts=cuts, is_owned=is_owned)
+        return FlatParameter(
+            named,
+            self.precision,
+            len(self.cuts) - 1,
+            self.part,
+            shapes=shapes,
+            layout=layout,
+            is_owned=is_owned,
+            wants_even=self.wants_even,
+        )
 
-    def _cuts_without(self, numbers: Sequence[int]) -> list[int]:
-        """Return the cuts that leave other parameters' parts as they are, for optimizers that have
-        state of these."""
+    def _owned_layout(self, sizes: Sequence[int], owners: Sequence[int]) -> FlatLayout:
+        parts = len(self.cuts) - 1
+        layout = even_owners(sizes, owners, parts) if self.wants_even else None
+        return layout or end_to_end(sizes, owner_cuts(sizes, owners, parts))
+
+    def _layout_of(self, numbers: Sequence[int]) -> FlatLayout:
+        """Return the layout that leaves the parts of these parameters as they are, for optimizers
+        that have state of them."""
 
         def before(cut: int, number: int) -> int:
             return min(max(cut - self.starts[number], 0), self.sizes[number])
 
-        return [cut - sum(before(cut, number) for number in numbers) for cut in self.cuts]
+        sizes = [self.sizes[number] for number in numbers]
+        cuts = [sum(before(cut, number) for number in numbers) for cut in self.cuts]
+        return end_to_end(sizes, cuts)
 
 
 class StorageStrategy(ABC):
@@ -140,6 +179,9 @@ class StorageStrategy(ABC):
     is_common = False
     """Tells that ranks share one `whole`, so that all must have finished with it before an owner
     may change its part."""
+    drops_gradients = False
+    """Tells that the memory of gradients is freed when no parameter has any; on CPUs it costs more
+    to allocate it than it saves."""
     reduces_each = False
     """Tells that a gradient is reduced when it comes, and not with the others."""
 
@@ -155,6 +197,7 @@ class StorageStrategy(ABC):
     ) -> None:
         self._framework, self._flat, self._group, self.ledger = framework, flat, group, ledger
         self._precision = flat.precision
+        self._like: Any = flat.parameters[0]
         self.gradients: Any = None
         self._counted = 0
 
@@ -188,14 +231,25 @@ class StorageStrategy(ABC):
     def prepare(self) -> None:
         """Allocate memory for gradients. All ranks call it in the same order."""
 
-    @abstractmethod
-    def take(self, number: int, gradient: Any, adds: bool) -> None:
-        """Take a parameter's gradient on this rank. adds: add it to the existing one."""
+    def own_gradients(self) -> Any:
+        """Return this rank's gradients, after prepare()."""
+        return self.gradients
+
+    def drop_gradients(self) -> None:  # noqa: B027  (see drops_gradients)
+        """Free the memory of gradients, of which no parameter has any."""
 
     @abstractmethod
-    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+    def take(self, number: int, gradient: Any, adds: bool, is_freed: bool) -> None:
+        """Take a parameter's gradient on this rank. adds: add it to the existing one. is_freed:
+        `whole` is freed when the last gradient has come."""
+
+    @abstractmethod
+    def finish(
+        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
+    ) -> None:
         """Begin to reduce the gradients, of which all have come but `missing`; these count as
-        zeros. adds: add to the existing ones, except to those that are `fresh`."""
+        zeros. adds: add to the existing ones, except to those that are `fresh`. is_over: nothing
+        needs `whole` until it is made whole again."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -215,7 +269,7 @@ class StorageStrategy(ABC):
     def full(self) -> Any:
         """Return a copy of all elements in the parameters' own dtype. All ranks call it."""
         everything = self._new(self._flat.size, self._precision.own)
-        self._group.all_gather(self._flat.parts(everything), self.shard)
+        self._gather_into(everything, self.shard)
         return everything
 
     def full_gradients(self) -> Any:
@@ -224,7 +278,7 @@ class StorageStrategy(ABC):
         if self.gradients is None:
             return None
         everything = self._new(self._flat.size, self._precision.gradients)
-        self._group.all_gather(self._flat.parts(everything), self.gradients)
+        self._gather_into(everything, self.gradients)
         return everything
 
     def discard(self) -> None:
@@ -232,8 +286,13 @@ class StorageStrategy(ABC):
         self.ledger.give(self._counted)
         self._counted = 0
 
+    def _gather_into(self, everything: Any, own: Any, async_op: bool = False) -> Work:
+        if self._flat.is_even:
+            return self._group.all_gather_into_tensor(everything, own, async_op)
+        return self._group.all_gather(self._flat.parts(everything), own, async_op)
+
     def _new(self, size: int, dtype: str) -> Any:
-        return self._framework.releasable(size, dtype, self._flat.parameters[0])
+        return self._framework.releasable(size, dtype, self._like)
 
     def _bytes(self, size: int, dtype: str) -> int:
         return size * self._framework.dtype(dtype).itemsize
@@ -356,15 +415,16 @@ class FSDPParam:
             shape = flat.shapes[self.number]
             self._kept = self._framework.zeros(shape, flat.precision.computed, like)
 
-    def take(self, is_again: bool) -> None:
-        """Give the gradient to be averaged; is_again: in addition to one that is on its way."""
+    def take(self, is_again: bool, is_freed: bool) -> None:
+        """Give the gradient to be averaged; is_again: in addition to one that is on its way.
+        is_freed: as StorageStrategy.take() has it."""
         self.keep()
         gradient, self._kept = self._kept, None
         if not is_again:
             self.adds = self._gradient is not None
             if self.adds and not self._framework.is_at(self._gradient, self._average()):
                 self.memory.replace_gradient(self.number, self._gradient)
-        self.memory.take(self.number, gradient, self.adds or is_again)
+        self.memory.take(self.number, gradient, self.adds or is_again, is_freed)
         if not self.adds:
             self._gradient = self._average()
 
@@ -394,6 +454,10 @@ class FSDPParam:
             self._gradient.reshape(-1)[...] = other._shaped(gradients).reshape(-1)[first:last]
         self.be_own()
 
+    def forget_gradient(self) -> None:
+        """Forget a gradient that the parameter has no more."""
+        self._gradient = None
+
     def forget_kept(self) -> None:
         """Drop what keep() has."""
         self._kept = None
@@ -413,7 +477,7 @@ class FSDPParam:
         return None if gradient is None else gradient.data
 
     def _average(self) -> Any:
-        return self._part(self.memory.gradients)
+        return self._part(self.memory.own_gradients())
 
     def _part(self, own: Any) -> Any:
         """Return this parameter's part of what this rank has of the unit."""

@@ -243,11 +243,23 @@ class FSDPParamGroup:
         self.on_gradients(self._call)
 
     def prepare(self) -> None:
-        """Allocate memory for gradients, which may come from now on."""
+        """Prepare for gradients, which may come from now on."""
         self._came.clear()
+        self.drop_gradients()
         for flat, memory in self.laid:
             if flat.is_trained:
                 memory.prepare()
+
+    def drop_gradients(self) -> None:
+        """Free gradients that the parameters have no more, as after zero_grad()."""
+        if self._machine.state is ShardedState.UNSHARDED:
+            return
+        for _, memory in self.laid:
+            here = [slot for slot in self._slots if slot.memory is memory]
+            if memory.drops_gradients and not any(slot.has_come for slot in here):
+                for slot in here:
+                    slot.forget_gradient()
+                memory.drop_gradients()
 
     def begin_unshard(self) -> None:
         """Begin to unshard all parameters of the unit."""
@@ -304,7 +316,7 @@ class FSDPParamGroup:
         if not averages:
             slot.keep()
             return False
-        slot.take(number in self._came)
+        slot.take(number in self._came, self.is_freed_early)
         self._came.add(number)
         return len(self._came) == len(self._trained)
 
@@ -324,8 +336,15 @@ class FSDPParamGroup:
         slots = enumerate(self._trained)
         return [number for number, slot in slots if slot.has_kept or slot.has_come]
 
-    def finish(self) -> list[int]:
-        """Begin to reduce the gradients that have come. Return the numbers of their parameters."""
+    @property
+    def is_freed_early(self) -> bool:
+        """Return whether it is resharded when its last gradient has come, and not when the
+        backward pass has ended."""
+        return bool(self.name) and not (self.is_frozen_in_part or self.is_lent)
+
+    def finish(self, is_over: bool) -> list[int]:
+        """Begin to reduce the gradients that have come. Return the numbers of their parameters.
+        is_over: nothing needs its whole values until it is unsharded again."""
         numbers = sorted(self._came)
         self._came.clear()
         came = [self._trained[number] for number in numbers]
@@ -333,16 +352,16 @@ class FSDPParamGroup:
             for _, memory in self.laid:
                 here = [slot for slot in came if slot.memory is memory]
                 if here:
-                    self._finish(memory, here)
+                    self._finish(memory, here, is_over)
         self._reduced += came
         return numbers
 
-    def _finish(self, memory: StorageStrategy, came: list[FSDPParam]) -> None:
+    def _finish(self, memory: StorageStrategy, came: list[FSDPParam], is_over: bool) -> None:
         every = [slot for slot in self._trained if slot.memory is memory]
         missing = [slot for slot in every if slot not in came]
         adds = any(slot.adds for slot in came) or any(slot.has_gradient for slot in missing)
         fresh = [slot.number for slot in came if not slot.adds]
-        memory.finish([slot.number for slot in missing], adds, fresh)
+        memory.finish([slot.number for slot in missing], adds, fresh, is_over)
 
     def wait(self) -> None:
         """Wait for reduced gradients, and let parameters have them."""

@@ -366,14 +366,14 @@ class FSDPState:
             self._record.note(self.units.index(unit), number)
         if not is_last:
             return
-        self._reduce(unit)
-        if unit.name and not (unit.is_frozen_in_part or unit.is_lent):
+        self._reduce(unit, unit.is_freed_early)
+        if unit.is_freed_early:
             unit.reshard()
         self._prefetching.after_backward(unit)
 
-    def _reduce(self, unit: FSDPParamGroup) -> None:
+    def _reduce(self, unit: FSDPParamGroup, is_over: bool = True) -> None:
         """Begin with this unit's gradients, while at most one other's are on their way."""
-        numbers = unit.finish()
+        numbers = unit.finish(is_over)
         if numbers:
             self._record.note_all(self.units.index(unit), numbers)
             self._under_way.append(unit)

@@ -108,16 +108,17 @@ class Sharding:
             passes.is_averaging = before
 
     def forget_kept(self) -> None:
-        """Drop gradients that were to be averaged later."""
+        """Drop gradients that were to be averaged later, and free those that are gone."""
         for unit in self.units:
             unit.forget_kept()
+            unit.drop_gradients()
 
     def memory_stats(self) -> MemoryStats:
         """Return the memory that the parameters take on this rank, in bytes."""
         laid = [each for unit in self.units for each in unit.laid]
         sizes = [(f, self._framework.dtype(f.precision.own).itemsize) for f, _ in laid]
         own = sum(flat.own_size * size for flat, size in sizes)
-        whole = sum(flat.size * size for flat, size in sizes)
+        whole = sum(sum(flat.sizes) * size for flat, size in sizes)
         book = self._ledger
         return MemoryStats(own, book.current, book.peak, whole - own, book.gathers, book.scatters)
 
@@ -295,8 +296,8 @@ class ShardedModule(NoCopies):
             model.zero_grad()
             ```
         """
-        self._sharding.forget_kept()
         super().zero_grad(set_to_none)  # type: ignore[misc]
+        self._sharding.forget_kept()
 
     def _apply(self, change: Callable[[Any], Any], *arguments: Any, **named: Any) -> Any:
         """Make a change as .to() does, of which torch's methods of that kind consist."""

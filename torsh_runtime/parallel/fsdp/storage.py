@@ -63,7 +63,9 @@ class CommonStorage(StorageStrategy):
     def reshard(self) -> None:
         """Do nothing, because there is nothing to free."""
 
-    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+    def finish(
+        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
+    ) -> None:
         """Do nothing, because all gradients are reduced as they come."""
 
     def wait(self) -> None:
@@ -83,7 +85,7 @@ class CommonStorage(StorageStrategy):
             self.gradients = self._new(flat.own_size, dtypes.gradients)
             self._count(flat.own_size, dtypes.gradients)
 
-    def take(self, number: int, gradient: Any, adds: bool) -> None:
+    def take(self, number: int, gradient: Any, adds: bool, is_freed: bool) -> None:
         start, size = self._flat.starts[number], self._flat.sizes[number]
         if self.gradients is not self._reduced:  # which settle() adds to
             is_again = number in self._unsettled
@@ -169,23 +171,23 @@ class GatheredStorage(StorageStrategy):
             self.gradients = self._new(self._flat.own_size, self._precision.gradients)
             self._count(self._flat.own_size, self._precision.gradients)
 
-    def take(self, number: int, gradient: Any, adds: bool) -> None:
+    def take(self, number: int, gradient: Any, adds: bool, is_freed: bool) -> None:
         if self._staged is None:
-            self._staged = self._new(self._flat.size, self._precision.reduced)
-            self._count(self._flat.size, self._precision.reduced)
+            self._staged = self._new_staged()
         self.ledger.touch(self._bytes(self._flat.sizes[number], self._precision.computed))
         is_again = number in self._came  # as in a checkpoint's own backward passes
         _write(self._staged_of(number), gradient.reshape(-1), is_again)
         self._came.add(number)
 
-    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+    def finish(
+        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
+    ) -> None:
         staged = self._taken(missing, fresh if adds else ())
         if adds or self._precision.reduced != self._precision.gradients:
             target = self._new(self._flat.own_size, self._precision.reduced)
         else:
             target = self.gradients
-        parts = self._flat.parts(staged)
-        self._reducing.append((self._reduce(target, parts), target, adds, staged))
+        self._reducing.append((self._reduce(target, staged), target, adds, staged))
 
     def wait(self) -> None:
         for work, target, adds, _ in self._reducing:
@@ -214,10 +216,16 @@ class GatheredStorage(StorageStrategy):
 
     def _gather(self, own: Any) -> Any:
         """Begin to make it whole from all ranks' parts, of which this rank's is `own`."""
-        return self._group.all_gather(self._parts, own, async_op=True)
+        return self._gather_into(self.whole, own, async_op=True)
 
-    def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
+    def _new_staged(self) -> Any:
+        """Return memory for all gradients on this rank, end to end."""
+        self._count(self._flat.size, self._precision.reduced)
+        return self._new(self._flat.size, self._precision.reduced)
+
+    def _reduce(self, target: Any, staged: Any) -> Any:
         """Begin to average this rank's part of the gradients."""
+        parts = self._flat.parts(staged)
         return self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
 
     def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
@@ -272,7 +280,9 @@ class ReplicatedStorage(GatheredStorage):
     def full(self) -> Any:
         return copied(self.shard)
 
-    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+    def finish(
+        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
+    ) -> None:
         staged = self._taken(missing, fresh if adds else ())
         work = self._group.all_reduce(staged, ReduceOp.AVG, async_op=True)
         self._reducing.append((work, staged, adds, staged))
@@ -389,8 +399,8 @@ class NodeStorage(GatheredStorage):
         self._is_published = False
         return self._nodes.likes.all_gather(self._shares, own, async_op=True)
 
-    def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
-        nodes, own = self._nodes, self._nodes.here.rank
+    def _reduce(self, target: Any, staged: Any) -> Any:
+        nodes, own, parts = self._nodes, self._nodes.here.rank, self._flat.parts(staged)
         averages = []
         for members in nodes.members:
             average = copied(parts[members[own]])
