@@ -53,18 +53,7 @@ def even_layout(shapes: Sequence[tuple[int, ...]], parts: int) -> FlatLayout | N
         layout.cuts  # (0, 263168, 526336): 257 rows, and 255 with the vector
         ```
     """
-    total = sum(map(math.prod, shapes))
-    most, size = _most_padding(total, parts), -(-total // parts)
-    while True:
-        over = [row_size(shape) for shape in shapes if math.prod(shape) > size]
-        step = math.lcm(_ALIGNED, *over)
-        size = -(-size // step) * step
-        if size * parts - total > most:
-            return None
-        starts, end = _placed(shapes, size)
-        if end <= size * parts:
-            return FlatLayout(starts, tuple(size * part for part in range(parts + 1)), True)
-        size += max(step, -(-(end - size * parts) // parts))
+    return _even_layout(shapes, parts, _ALIGNED) or _even_layout(shapes, parts, 1)
 
 
 def even_owners(sizes: Sequence[int], owners: Sequence[int], parts: int) -> FlatLayout | None:
@@ -73,7 +62,7 @@ def even_owners(sizes: Sequence[int], owners: Sequence[int], parts: int) -> Flat
     ends, starts = [0] * parts, []
     for size, owner in zip(sizes, owners, strict=True):
         starts.append(ends[owner])
-        ends[owner] += -(-size // _ALIGNED) * _ALIGNED
+        ends[owner] += _up(size, _ALIGNED)
     largest = max(ends)
     if largest * parts - sum(sizes) > _most_padding(sum(sizes), parts):
         return None
@@ -85,12 +74,31 @@ def _most_padding(total: int, parts: int) -> int:
     return max(total // 8, parts * _LEAST_PADDING)
 
 
-def _placed(shapes: Sequence[tuple[int, ...]], size: int) -> tuple[tuple[int, ...], int]:
+def _even_layout(
+    shapes: Sequence[tuple[int, ...]], parts: int, aligned: int
+) -> FlatLayout | None:
+    total = sum(map(math.prod, shapes))
+    most, size = _most_padding(total, parts), -(-total // parts)
+    while True:
+        over = [row_size(shape) for shape in shapes if math.prod(shape) > size]
+        step = math.lcm(aligned, *over)
+        size = _up(size, step)
+        if size * parts - total > most:
+            return None
+        starts, end = _placed(shapes, size, aligned)
+        if end <= size * parts:
+            return FlatLayout(starts, tuple(size * part for part in range(parts + 1)), True)
+        size += max(step, -(-(end - size * parts) // parts))
+
+
+def _placed(
+    shapes: Sequence[tuple[int, ...]], size: int, aligned: int
+) -> tuple[tuple[int, ...], int]:
     """Return where tensors begin if parts of `size` elements end between their rows, and where the
     last one ends."""
     starts, end = [], 0
     for shape in shapes:
-        start = -(-end // _ALIGNED) * _ALIGNED
+        start = _up(end, aligned)
         cut = (start // size + 1) * size
         if start + math.prod(shape) > cut:
             rows = (cut - end) // row_size(shape)
@@ -98,6 +106,11 @@ def _placed(shapes: Sequence[tuple[int, ...]], size: int) -> tuple[tuple[int, ..
         starts.append(start)
         end = start + math.prod(shape)
     return tuple(starts), end
+
+
+def _up(size: int, step: int) -> int:
+    """Return the next multiple of `step`."""
+    return -(-size // step) * step
 
 
 def row_cuts(shapes: Sequence[tuple[int, ...]], parts: int) -> tuple[int, ...]:
