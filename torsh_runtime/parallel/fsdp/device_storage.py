@@ -42,7 +42,7 @@ class DeviceStorage(GatheredStorage):
     def prepare(self) -> None:
         self._reducing.clear()
         self._came.clear()
-        self._held.clear()
+        self._let_go_of_held()
         self._free_overwritten()
 
     def own_gradients(self) -> Any:
@@ -66,35 +66,41 @@ class DeviceStorage(GatheredStorage):
         if not (is_freed and is_alike) or self._staged is not None:
             super().take(number, gradient, adds, is_freed)
             return
-        if number in self._held:
+        if number in self._held:  # as in a checkpoint's own backward passes
             self._held[number] += gradient.reshape(-1)
         else:
             self._held[number] = gradient.reshape(-1)
+            self._count(self._flat.sizes[number], self._precision.reduced)
 
     def finish(
         self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
     ) -> None:
         if self._held:
-            held, self._held = self._held, {}
-            self._stage(held, is_over)
+            self._stage(is_over)
         super().finish(missing, adds, fresh, is_over)
 
     def wait(self) -> None:
         super().wait()
         self._free_overwritten()
 
-    def _stage(self, held: dict[int, Any], is_over: bool) -> None:
+    def _stage(self, is_over: bool) -> None:
         """Put gradients that were held end to end, if they are not."""
-        [first, *others] = held.values()
+        [first, *others] = self._held.values()
         if not others and len(first) == self._flat.size and first.nbytes >= _LARGE:
-            self._count(self._flat.size, self._precision.reduced)
-            self._staged = first
+            self._staged, self._held = first, {}
             return
         if self._staged is None and is_over and self._is_here:
             self._staged, self._is_here, self._is_overwritten = self.whole, False, True
         elif self._staged is None:
             self._staged = self._new_staged()
-        self._framework.copy([self._staged_of(number) for number in held], [*held.values()])
+        places = [self._staged_of(number) for number in self._held]
+        self._framework.copy(places, [*self._held.values()])
+        self._let_go_of_held()
+
+    def _let_go_of_held(self) -> None:
+        for number in self._held:
+            self._give(self._flat.sizes[number], self._precision.reduced)
+        self._held.clear()
 
     def _free_overwritten(self) -> None:
         if self._is_overwritten:

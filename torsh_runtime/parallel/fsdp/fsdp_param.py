@@ -185,6 +185,9 @@ class StorageStrategy(ABC):
     reduces_each = False
     """Tells that a gradient is reduced when it comes, and not with the others."""
 
+    averages_late = False
+    """Tells that gradients are the averages of the ranks with parts only after settle()."""
+
     whole: Any
     shard: Any
 

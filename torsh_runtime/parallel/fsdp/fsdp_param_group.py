@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError, ConfigError, GradientError
@@ -110,6 +111,7 @@ class FSDPParamGroup:
         self.options = options
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
+        self.averages_late = any(memory.averages_late for _, memory in laid)
         self._place(laid, [slot for each in laid for slot in self._slots_of(*each)])
         self._machine = Machine("fsdp", ShardedState.SHARDED)
         self.is_lent = False
@@ -117,6 +119,9 @@ class FSDPParamGroup:
         pass, for other modules than its own use its parameters."""
         self._came: set[int] = set()
         self._reduced: list[FSDPParam] = []
+        self._averaging: list[Work] = []
+        self._is_for_replicas = False
+        """Whether gradients have come that are not averaged over replicas."""
         for slot in self._slots:
             slot.fill()
             slot.be_own()
@@ -245,6 +250,7 @@ class FSDPParamGroup:
     def prepare(self) -> None:
         """Prepare for gradients, which may come from now on."""
         self._came.clear()
+        self.wait_for_replicas()  # which only an exception has left on their way
         self.drop_gradients()
         for flat, memory in self.laid:
             if flat.is_trained:
@@ -347,6 +353,8 @@ class FSDPParamGroup:
         is_over: nothing needs its whole values until it is unsharded again."""
         numbers = sorted(self._came)
         self._came.clear()
+        if numbers:
+            self.wait_for_replicas()  # what comes in addition is averaged with the rest
         came = [self._trained[number] for number in numbers]
         with section("fsdp.reduce"):
             for _, memory in self.laid:
@@ -354,6 +362,7 @@ class FSDPParamGroup:
                 if here:
                     self._finish(memory, here, is_over)
         self._reduced += came
+        self._is_for_replicas |= bool(numbers)
         return numbers
 
     def _finish(self, memory: StorageStrategy, came: list[FSDPParam], is_over: bool) -> None:
@@ -378,6 +387,8 @@ class FSDPParamGroup:
 
     def void(self) -> None:
         """Forget what came in a pass that was broken off."""
+        with suppress(CommError):
+            self.wait_for_replicas()
         for _, memory in self.laid:
             with suppress(CommError):
                 memory.wait()
@@ -403,13 +414,22 @@ class FSDPParamGroup:
         self._trained[number].keep_zeros()
 
     def average(self, replicas: Replicas) -> None:
-        """Average this rank's gradients over ranks that have the same part."""
-        if not self.options.averages_replicas:
+        """Begin to average this rank's gradients over ranks that have the same part, if any have
+        been reduced that were not."""
+        if not (self._is_for_replicas and self.options.averages_replicas):
             return
+        self._is_for_replicas = False
         for flat, memory in self.laid:
             if memory.gradients is not None:
                 group = replicas.of(flat.parameters[0])
-                group.all_reduce(memory.gradients, ReduceOp.AVG)
+                work = group.all_reduce(memory.gradients, ReduceOp.AVG, async_op=True)
+                self._averaging.append(work)
+
+    def wait_for_replicas(self) -> None:
+        """Wait until gradients are averaged over ranks that have the same part."""
+        for work in self._averaging:
+            work.wait()
+        self._averaging.clear()
 
     def summon(self) -> None:
         """Give the parameters whole values of their own; all ranks call it."""
@@ -429,16 +449,20 @@ class FSDPParamGroup:
         self.publish()
 
 
-def used_by_any(units: Sequence[FSDPParamGroup], group: ProcessGroup) -> list[list[int]]:
-    """Return, for each unit, the numbers of parameters that any rank keeps a gradient of. All ranks
-    call it with the same units."""
+def used_by_any(
+    units: Sequence[FSDPParamGroup], groups: Sequence[ProcessGroup]
+) -> list[list[int]]:
+    """Return, for each unit, the numbers of parameters that any rank keeps a gradient of: one of
+    the first group, or of those that are in the second one with one of these. All ranks call it
+    with the same units."""
     sizes = [len(unit.names()) for unit in units]
     starts = [0, *accumulate(sizes)]
     own = np.zeros(starts[-1], np.int64)
     for start, unit in zip(starts[:-1], units, strict=True):
         own[[start + number for number in unit.kept()]] = 1
-    used = group.all_gather_numbers(own).sum(axis=0)
-    return [np.flatnonzero(used[start:end]).tolist() for start, end in pairwise(starts)]
+    for group in groups:
+        own = group.all_gather_numbers(own).max(axis=0)
+    return [np.flatnonzero(own[start:end]).tolist() for start, end in pairwise(starts)]
 
 
 def check_outputs(unit: FSDPParamGroup, outputs: object) -> None:

@@ -26,7 +26,7 @@ class CommonStorage(StorageStrategy):
     equal part of it and writes that to its place, whoever owns it.
     """
 
-    is_common = reduces_each = True
+    is_common = reduces_each = averages_late = True
 
     def __init__(
         self,
