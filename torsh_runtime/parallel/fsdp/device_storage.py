@@ -52,7 +52,7 @@ class DeviceStorage(GatheredStorage):
         return self.gradients
 
     def drop_gradients(self) -> None:
-        if self.gradients is not None:
+        if self.gradients is not None and not self._reducing:  # as if a pass was broken off
             self.gradients = None
             self._give(self._flat.own_size, self._precision.gradients)
 
