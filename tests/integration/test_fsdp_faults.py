@@ -32,7 +32,7 @@ def found() -> dict[Any, list[Any]]:
     for each in ("twice", "broken_off", "unused_by_all"):
         for way in WAYS:
             bodies[each, way] = partial(getattr(fsdp_faults, each), way)
-    for each in ("odd", "from_rank_0", "by_function"):
+    for each in ("odd", "from_rank_0", "by_function", "devices"):
         bodies[each] = getattr(fsdp_meta, each)
     return run_in_one_world(2, bodies, 60.0)
 
@@ -168,3 +168,13 @@ def test_modules_that_cannot_initialise_themselves_need_a_function() -> None:
         assert text.startswith("ConfigError")
         assert "'1'" in text
         assert "param_init_fn" in text
+
+
+def test_values_go_to_the_device_that_was_given_or_the_groups() -> None:
+    for rank, said in enumerate(results("devices")):
+        assert said[:2] == ["ConfigError: cpu", f"ConfigError: cuda:{rank}"]
+        assert "device 'nowhere' is none of torch's" in said[2]
+        assert said[3] == "ConfigError: cuda"
+        assert "devices of parameters" in said[4]
+        assert "cuda" in said[4]
+        assert "before the model is wrapped" in said[5]

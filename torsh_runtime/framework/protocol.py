@@ -341,8 +341,12 @@ class Framework(Protocol[T, V, M]):
     def communicates_in_backward(self, module: M) -> bool:
         """Return whether a module of the framework itself has collectives in its backward pass."""
 
-    def materialise(self, module: M, initialise: Initialise) -> None:
-        """Give a module's tensors that have no memory some on the CPU, and then call
+    def device(self, given: Any) -> str:
+        """Return the name of a device, which is given by its name, by its number or as the
+        framework has it. Raises ConfigError if there is none."""
+
+    def materialise(self, module: M, initialise: Initialise, device: str = "cpu") -> None:
+        """Give a module's tensors that have no memory some on this device, and then call
         initialise(module)."""
 
     def on_state_dict(self, module: M, before: Call) -> None:

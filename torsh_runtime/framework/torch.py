@@ -214,11 +214,17 @@ class TorchFramework:
     def communicates_in_backward(self, module: Module) -> bool:
         return isinstance(module, torch.nn.SyncBatchNorm)
 
+    def device(self, given: Any) -> str:
+        try:
+            return str(torch.device(given))
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(f"device {given!r} is none of torch's: {error}") from error
+
     @torch.no_grad()
-    def materialise(self, module: Module, initialise: Initialise) -> None:
+    def materialise(self, module: Module, initialise: Initialise, device: str = "cpu") -> None:
         for each in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             if each.is_meta:
-                self.give_memory(each, torch.empty_like(each, device="cpu"))
+                self.give_memory(each, torch.empty_like(each, device=device))
         initialise(module)
 
     def give_memory(self, tensor: Tensor, values: Tensor) -> None:

@@ -188,7 +188,12 @@ class NnFramework:
     def communicates_in_backward(self, module: Module) -> bool:
         return False
 
-    def materialise(self, module: Module, initialise: Callable[[Any], object]) -> None:
+    def device(self, given: Any) -> str:
+        return str(given)
+
+    def materialise(
+        self, module: Module, initialise: Callable[[Any], object], device: str = "cpu"
+    ) -> None:
         initialise(module)
 
     def on_state_dict(self, module: Module, before: Call) -> None:

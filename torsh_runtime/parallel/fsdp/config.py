@@ -214,6 +214,9 @@ class FsdpConfig:
     param_init_fn: Callable[[Any], object] | None = None
     """Called with each module that has parameters or buffers on the meta device, once they have
     memory: gives them values. None: module.reset_parameters()."""
+    device: Any = None
+    """Device on which these get memory, by torch's name, number or class for it. None: the current
+    GPU if the process group has a backend for GPUs, and else the CPU."""
     find_unused_parameters: bool = False
     """Let a parameter that this rank has not used in a pass count as one with zero gradients if
     another rank has used it. Gradients are then averaged at the end of backward passes, until when
@@ -252,7 +255,8 @@ class FsdpConfig:
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         if isinstance(self.auto_wrap_policy, CustomAutoWrap):  # functions have no common name
             named["auto_wrap_policy"] = "CustomAutoWrap"
-        del named["param_init_fn"]  # a rank may have values while others have none
+        # A rank may have values while others have none, and its own GPU.
+        del named["param_init_fn"], named["device"]
         return named
 
 

@@ -186,12 +186,16 @@ def _is_within_any(name: str, paths: Collection[str]) -> bool:
 class Initialiser:
     """Gives modules memory and values when they are needed, each once."""
 
-    def __init__(self, model: Module, initialise: Callable[[Any], object] | None) -> None:
-        self._framework, self._initialise = framework_of(model), initialise
+    def __init__(
+        self, model: Module, initialise: Callable[[Any], object] | None, device: Any
+    ) -> None:
+        self._framework, self._initialise, self._device = framework_of(model), initialise, device
         self._left = [each for each in model.named_modules() if is_meta(each[1])]
 
     def check(self) -> None:
-        """Raise ConfigError for modules on the meta device that nothing can initialise."""
+        """Raise ConfigError for modules on the meta device that nothing can initialise, and for a
+        device that is none."""
+        self._device = self._framework.device(self._device)
         if self._initialise is not None:
             return
         without = [repr(name) for name, m in self._left if own_initialiser(m) is None]
@@ -200,6 +204,11 @@ class Initialiser:
                 f"module(s) {', '.join(without[:5])} are on the meta device and have no "
                 f"reset_parameters(): pass param_init_fn, which gives a module's tensors values"
             )
+
+    def devices(self, parameters: Sequence[Any]) -> set[str]:
+        """Return the types of the devices that these parameters are or will be on."""
+        found = {kind_of(each)[1] for each in parameters}
+        return {str(self._device if each == "meta" else each).split(":")[0] for each in found}
 
     def have(self, parameters: Sequence[Any]) -> bool:
         """Initialize the modules of these parameters, if that is still to do. Return whether it
@@ -223,7 +232,9 @@ class Initialiser:
         self._left.remove(named)
         module = named[1]
         call = self._initialise or own_initialiser(module)
-        self._framework.materialise(module, lambda each: call(each) if call is not None else None)
+        self._framework.materialise(
+            module, lambda each: call(each) if call is not None else None, self._device
+        )
 
 
 def outermost(units: Sequence[FSDPParamGroup]) -> list[FSDPParamGroup]:
@@ -255,7 +266,10 @@ class UnitMaker:
         self._over, self._copies, self._group = over, copies, over.group
         self._ledger = ledger
         self._nodes: Nodes | None = None
-        self._initialiser = Initialiser(model, config.param_init_fn)
+        device = config.device
+        if device is None:
+            device = "cuda" if "nccl" in self._group.backend else "cpu"
+        self._initialiser = Initialiser(model, config.param_init_fn, device)
 
     def check(self, inner: dict[str, tuple[int, ...]], sharded: Set[int]) -> None:
         """Raise ConfigError for a model that cannot be sharded. inner: the ranks of parts that are
@@ -263,6 +277,13 @@ class UnitMaker:
         check_parameters(self._model, self._config)
         check_inner(self._model, self._group.ranks, inner, sharded)
         self._initialiser.check()
+
+    def told(self, without: Set[int]) -> str:
+        """Return what has to be equal on all ranks besides the options and the model. without:
+        id() of parameters that it is not about."""
+        named = self._model.named_parameters()
+        mine = [parameter for _, parameter in named if id(parameter) not in without]
+        return ", ".join(sorted(self._initialiser.devices(mine)))
 
     def units(self, sharded: Set[int]) -> list[FSDPParamGroup]:
         """Make the units. sharded: id() of parameters that have units already. All ranks call

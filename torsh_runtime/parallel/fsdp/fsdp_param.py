@@ -377,7 +377,7 @@ class FSDPParam:
                 f"parameter {self._flat.names[self.number]!r} has become {kind[0]} {shape} on "
                 f"{kind[1]} since the model was wrapped, and this rank's part of it is "
                 f"{kind_of(own)[0]} {tuple(own.shape)} on {kind_of(own)[1]}: move and "
-                f"cast a model, as by .to(dtype), before it is wrapped, and change whole "
+                f"cast a model, as by .to(device, dtype), before it is wrapped, and change whole "
                 f"parameters within summon_full_params()"
             )
         own[...] = parameter.data

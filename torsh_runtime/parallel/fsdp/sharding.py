@@ -240,8 +240,8 @@ class Sharding:
                 raise ConfigError(
                     f"the model is sharded, and its parameters are {' on '.join(kind_of(probe))}, "
                     f"and would become {' on '.join(after)}: move and cast a model, as by "
-                    f".to(dtype), before it is sharded, or let it compute in another dtype by "
-                    f"mixed precision"
+                    f".to(device, dtype), before it is sharded, give one from the meta device "
+                    f"memory by device=, or let it compute in another dtype by mixed precision"
                 )
         fixed = {id(each) for each in parameters}
         fixed |= {id(each.grad) for each in parameters if each.grad is not None}
@@ -261,6 +261,7 @@ class Sharding:
             with attempt:
                 others = {path: tuple(each.group.ranks) for path, each in inner.items()}
                 maker.check(others, sharded)
+        options["devices of parameters"] = maker.told(without=sharded | ignored)
         told = {
             ranks.group: {**options, **ranks.told(with_all=True, without=sharded | ignored)}
             for ranks in (self._copies, self._over)
