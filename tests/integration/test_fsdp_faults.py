@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-WAYS = ("common", "gathered", "device")
+WAYS = ("common", "gathered", "device", "offloaded")
 
 
 @cache

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
 
-WAYS = ("common", "gathered", "device")
+WAYS = ("common", "gathered", "device", "offloaded")
 
 
 OF_THREE = ("full", "grad-and-optimizer", "none", "one unit", "accumulating", "clipped", "nested")

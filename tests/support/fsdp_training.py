@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import torsh_runtime as tr
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import torch_offload
+from torsh_runtime.framework.torch import TorchFramework
 from torsh_runtime.parallel.fsdp import fsdp_init
 
 BATCH = 4
@@ -175,6 +177,7 @@ WAYS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "common": nullcontext,
     "gathered": lambda: without_common_memory(),
     "device": lambda: as_on_gpus(),
+    "offloaded": lambda: offloaded(),
 }
 """Of storing flat parameters."""
 
@@ -271,6 +274,50 @@ def without_common_memory(gathers: bool = True) -> Iterator[None]:
 def as_on_gpus() -> AbstractContextManager[object]:
     """Flat parameters are stored as those on GPUs are."""
     return patch.object(fsdp_init, "has_host_memory", lambda _: False)
+
+
+class Device:
+    """Copies to the memory of the CPU that are done only when they are waited for."""
+
+    def __init__(self) -> None:
+        self._pinned: list[int] = []
+        self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        made = torch.full((size,), float("nan"), dtype=dtype)
+        self._pinned.append(made.data_ptr())
+        return made
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if target.data_ptr() in self._pinned:
+            self._later.append((target, source))
+        else:
+            target.copy_(source)
+
+    def moment(self, like: torch.Tensor) -> Callable[[], None]:
+        before = [*self._later]
+
+        def wait() -> None:
+            for each in before:
+                if any(each is other for other in self._later):
+                    each[0].copy_(each[1])
+            self._later = [each for each in self._later if not any(each is b for b in before)]
+
+        return wait
+
+
+@contextmanager
+def offloaded() -> Iterator[None]:
+    """What a rank has is stored as that of a model on a GPU is with cpu_offload."""
+    device = Device()
+    with (
+        as_on_gpus(),
+        patch.object(tr.FsdpConfig, "offloads", True),
+        patch.object(torch_offload, "pinned", device.pinned),
+        patch.object(TorchFramework, "copy_without_waiting", staticmethod(device.copy)),
+        patch.object(TorchFramework, "moment", staticmethod(device.moment)),
+    ):
+        yield
 
 
 def hybrid(rank: int, way: str = "common") -> State:

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torsh_runtime.arrays.subclasses import is_made_of_others
 from torsh_runtime.arrays.torch import host_view, part_like
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import torch_offload
 from torsh_runtime.framework.parts import Part, Same
 from torsh_runtime.framework.protocol import Call, Initialise
 from torsh_runtime.framework.torch_graph import applied, applied_jointly, run_backward
@@ -85,6 +86,15 @@ class TorchFramework:
 
     def part(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
         return part_like(flat, start, like)
+
+    offloads = True
+
+    def pinned(self, size: int, dtype: str) -> Tensor:
+        return torch_offload.pinned(size, self.dtype(dtype))
+
+    aside = staticmethod(torch_offload.aside)
+    copy_without_waiting = staticmethod(torch_offload.copy_without_waiting)
+    moment = staticmethod(torch_offload.moment)
 
     def array(self, flat: Tensor) -> Any:
         return host_view(flat) if flat.device.type == "cpu" else import_module("cupy").asarray(flat)
@@ -255,6 +265,8 @@ class TorchFramework:
 
     def checkpoint(self, call: Callable[..., Any], inputs: Any, named: Any) -> Any:
         return checkpoint(call, *inputs, use_reentrant=False, **named)
+
+    offloading = staticmethod(torch_offload.offloading)
 
     # Graphs
 

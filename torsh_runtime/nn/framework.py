@@ -89,6 +89,23 @@ class NnFramework:
     def part(self, flat: Array, start: int, like: Tensor) -> Array:
         return flat[start : start + like.numel()].reshape(like.shape)
 
+    offloads = False
+
+    def pinned(self, size: int, dtype: str) -> Array:
+        return np.empty(size, self.dtype(dtype))
+
+    def aside(self, like: Tensor) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def copy_without_waiting(self, target: Array, source: Array) -> None:
+        target[...] = source
+
+    def moment(self, like: Tensor) -> Callable[[], None]:
+        return lambda: None
+
+    def offloading(self, call: Any, inputs: Any, named: Any, kept: Sequence[Array]) -> Any:
+        return call(*inputs, **named)
+
     def array(self, flat: Array) -> Array:
         return flat
 

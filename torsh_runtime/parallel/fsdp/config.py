@@ -207,10 +207,13 @@ class FsdpConfig:
     """Dtypes in which the model computes and communicates."""
     cpu_offload: bool = False
     """Keep parts, their gradients and therefore the optimizer's state in the memory of the CPU,
-    as a model on the CPU does anyway. Raises ConfigError with a model that is elsewhere."""
+    as a model on the CPU does anyway. Replicated units stay on the GPU."""
     activation_checkpointing: bool = False
     """Let units within the model keep only their inputs, and compute everything once more in the
     backward pass (Chen et al., 2016). A unit within another such unit counts as a part of that."""
+    activation_offload: bool = False
+    """Let units within the model keep what their backward pass needs in the memory of the CPU, if
+    they compute on a GPU."""
     param_init_fn: Callable[[Any], object] | None = None
     """Called with each module that has parameters or buffers on the meta device, once they have
     memory: gives them values. None: module.reset_parameters()."""
@@ -242,6 +245,11 @@ class FsdpConfig:
                 raise ConfigError(
                     f"{name} must be a {wanted.__name__}(), not {getattr(self, name)!r}"
                 )
+        if self.activation_checkpointing and self.activation_offload:
+            raise ConfigError(
+                "units of activation_checkpointing keep no activations to be offloaded: leave one "
+                "of activation_checkpointing and activation_offload out"
+            )
         if self.param_init_fn is not None and not callable(self.param_init_fn):
             raise ConfigError(f"param_init_fn must be a function, not {self.param_init_fn!r}")
 

@@ -41,6 +41,7 @@ from torsh_runtime.parallel.fsdp.device_storage import DeviceStorage
 from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, StorageStrategy
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState, owning
+from torsh_runtime.parallel.fsdp.offloaded_storage import OffloadedStorage
 from torsh_runtime.parallel.fsdp.storage import (
     CommonStorage,
     GatheredStorage,
@@ -128,11 +129,11 @@ def check_parameters(model: Module, config: FsdpConfig) -> None:
         raise ConfigError("the model has no parameters: there is nothing to shard")
     for dtype in config.mixed_precision.dtypes():
         framework.dtype(dtype)
-    devices = {kind_of(each)[1] for _, each in named}
-    if config.offloads and not devices <= {"cpu", "meta"}:
+    is_on_gpu = not {kind_of(each)[1] for _, each in named} <= {"cpu", "meta"}
+    if (config.offloads or config.activation_offload) and is_on_gpu and not framework.offloads:
         raise ConfigError(
-            f"cpu_offload keeps what a rank has of a model where that is, which is on "
-            f"{', '.join(sorted(devices))}: moving it from there is not supported, leave it out"
+            f"models of {framework.name} on GPUs are not offloaded to the memory of the CPU: leave "
+            f"cpu_offload and activation_offload out, or take a model of torch"
         )
     sparse = [
         name for name, each in model.named_modules() if framework.gives_sparse_gradients(each)
@@ -335,7 +336,8 @@ class UnitMaker:
             named, precision, group.world_size, group.rank, wants_even=not is_on_host
         )
         if not is_on_host:
-            return flat, DeviceStorage(framework, flat, group, self._ledger)
+            kind = OffloadedStorage if self._config.offloads else DeviceStorage
+            return flat, kind(framework, flat, group, self._ledger)
         whole = None
         if group is self._group or self._group.is_in_node:  # for all meet, or none
             whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
@@ -352,15 +354,27 @@ def has_host_memory(parameter: Any) -> bool:
 
 
 def change_forward(framework: Framework, config: FsdpConfig, units: list[FSDPParamGroup]) -> None:
-    """Make units cast their inputs, and compute again in backward, if the config says so."""
+    """Make units cast their inputs, and compute again in backward or keep activations on the CPU,
+    if the config says so."""
     mixed = config.mixed_precision
     dtype = mixed.param_dtype if mixed.cast_forward_inputs else None
     repeated = outermost(units) if config.activation_checkpointing else []
+    offloaded = outermost(units) if config.activation_offload else []
     for unit in units:
         if unit in repeated:
             around_forward(unit.module, framework.checkpoint)
+        if unit in offloaded:
+            within = [each for each in units if is_within(each.name, unit.name)]
+            around_forward(unit.module, partial(_offloading, framework, within))
         if dtype is not None:
             around_forward(unit.module, partial(_called_with, framework, dtype))
+
+
+def _offloading(
+    framework: Framework, units: list[FSDPParamGroup], call: Any, inputs: Any, named: Any
+) -> Any:
+    parameters = [memory.whole for unit in units for _, memory in unit.laid]
+    return framework.offloading(call, inputs, named, parameters)
 
 
 def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named: Any) -> Any:

@@ -430,18 +430,23 @@ class FSDPState:
             return
         for group in self._alike:
             record.check_same([unit.names() for unit in self.units], group)
-        for unit in self.units:
-            unit.settle()
-            if self._replicas is not None:
-                unit.average(self._replicas)
-        with section("fsdp.wait"):
-            for unit in self.units:
-                unit.wait_for_replicas()
+        self._settle()
         if self._config.check_nan:
             gradients = [each for unit in self.units for each in unit.gradients()]
             are_finite = all(is_finite(each.data) for each in gradients)
             record.check_finite(are_finite, self._group)
         own_marks().step_by(self)
+
+    def _settle(self) -> None:
+        """Let gradients be the averages over all ranks that have some."""
+        for unit in self.units:
+            unit.settle()
+        if self._replicas is not None:
+            for unit in self.units:
+                unit.average(self._replicas)
+            with section("fsdp.wait"):
+                for unit in self.units:
+                    unit.wait_for_replicas()
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:

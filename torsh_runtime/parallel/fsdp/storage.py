@@ -122,7 +122,7 @@ class GatheredStorage(StorageStrategy):
     ) -> None:
         super().__init__(framework, flat, group, ledger)
         self.whole = self._make_whole()
-        self.shard = self._new(flat.own_size, self._precision.own)
+        self.shard = self._make_shard()
         self._parts = flat.parts(self.whole)
         self._is_here = True
         self._gathering: Any = None
@@ -143,11 +143,7 @@ class GatheredStorage(StorageStrategy):
             return
         self._allocate()
         self._count(self._whole_size, self._precision.computed)
-        own = self.shard
-        if self._precision.own != self._precision.computed:
-            own = self._parts[self._flat.part]
-            own[...] = self.shard
-        self._gathering = self._gather(own)
+        self._gathering = self._begin_gather()
         self.ledger.gathers += 1
 
     def unshard(self) -> None:
@@ -183,10 +179,7 @@ class GatheredStorage(StorageStrategy):
         self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
     ) -> None:
         staged = self._taken(missing, fresh if adds else ())
-        if adds or self._precision.reduced != self._precision.gradients:
-            target = self._new(self._flat.own_size, self._precision.reduced)
-        else:
-            target = self.gradients
+        target = self._target(adds)
         self._reducing.append((self._reduce(target, staged), target, adds, staged))
 
     def wait(self) -> None:
@@ -207,6 +200,22 @@ class GatheredStorage(StorageStrategy):
 
     def _make_whole(self) -> Any:
         return self._new(self._flat.size, self._precision.computed)
+
+    def _make_shard(self) -> Any:
+        return self._new(self._flat.own_size, self._precision.own)
+
+    def _begin_gather(self) -> Any:
+        own = self.shard
+        if self._precision.own != self._precision.computed:
+            own = self._parts[self._flat.part]
+            own[...] = self.shard
+        return self._gather(own)
+
+    def _target(self, adds: bool) -> Any:
+        """Return where this rank's part of the reduced gradients goes."""
+        if adds or self._precision.reduced != self._precision.gradients:
+            return self._new(self._flat.own_size, self._precision.reduced)
+        return self.gradients
 
     def _allocate(self) -> None:
         self._framework.allocate(self.whole)
