@@ -280,16 +280,16 @@ class Device:
     """Copies to the memory of the CPU that are done only when they are waited for."""
 
     def __init__(self) -> None:
-        self._pinned: list[int] = []
+        self._pinned: list[torch.Tensor] = []  # which stays, as its addresses are looked at
         self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
         made = torch.full((size,), float("nan"), dtype=dtype)
-        self._pinned.append(made.data_ptr())
+        self._pinned.append(made)
         return made
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        if target.data_ptr() in self._pinned:
+        if target.data_ptr() in [each.data_ptr() for each in self._pinned]:
             self._later.append((target, source))
         else:
             target.copy_(source)

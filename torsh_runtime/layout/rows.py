@@ -74,9 +74,7 @@ def _most_padding(total: int, parts: int) -> int:
     return max(total // 8, parts * _LEAST_PADDING)
 
 
-def _even_layout(
-    shapes: Sequence[tuple[int, ...]], parts: int, aligned: int
-) -> FlatLayout | None:
+def _even_layout(shapes: Sequence[tuple[int, ...]], parts: int, aligned: int) -> FlatLayout | None:
     total = sum(map(math.prod, shapes))
     most, size = _most_padding(total, parts), -(-total // parts)
     while True:

@@ -24,7 +24,7 @@ class DeviceStorage(GatheredStorage):
     they take no memory of their own. This rank's have memory only while parameters have them.
     """
 
-    drops_gradients = True
+    drops_gradients = overwrites = True
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class DeviceStorage(GatheredStorage):
         self._let_go_of_held()
         self._free_overwritten()
 
-    def own_gradients(self) -> Any:
+    def made_gradients(self) -> Any:
         if self.gradients is None:
             self.gradients = self._new(self._flat.own_size, self._precision.gradients)
             self._count(self._flat.own_size, self._precision.gradients)

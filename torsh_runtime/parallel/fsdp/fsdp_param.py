@@ -182,6 +182,8 @@ class StorageStrategy(ABC):
     drops_gradients = False
     """Tells that the memory of gradients is freed when no parameter has any; on CPUs it costs more
     to allocate it than it saves."""
+    overwrites = False
+    """Tells that gradients may be reduced from the memory of `whole` when that is not needed."""
     reduces_each = False
     """Tells that a gradient is reduced when it comes, and not with the others."""
 
@@ -234,8 +236,8 @@ class StorageStrategy(ABC):
     def prepare(self) -> None:
         """Allocate memory for gradients. All ranks call it in the same order."""
 
-    def own_gradients(self) -> Any:
-        """Return this rank's gradients, after prepare()."""
+    def made_gradients(self) -> Any:
+        """Return this rank's gradients, which have memory then, after prepare()."""
         return self.gradients
 
     def drop_gradients(self) -> None:  # noqa: B027  (see drops_gradients)
@@ -480,7 +482,8 @@ class FSDPParam:
         return None if gradient is None else gradient.data
 
     def _average(self) -> Any:
-        return self._part(self.memory.own_gradients())
+        gradients = self.memory.gradients
+        return self._part(self.memory.made_gradients() if gradients is None else gradients)
 
     def _part(self, own: Any) -> Any:
         """Return this parameter's part of what this rank has of the unit."""

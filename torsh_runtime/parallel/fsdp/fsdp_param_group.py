@@ -111,6 +111,8 @@ class FSDPParamGroup:
         self.options = options
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
+        self._drops_gradients = any(memory.drops_gradients for _, memory in laid)
+        self._overwrites = any(memory.overwrites for _, memory in laid)
         self.averages_late = any(memory.averages_late for _, memory in laid)
         self._place(laid, [slot for each in laid for slot in self._slots_of(*each)])
         self._machine = Machine("fsdp", ShardedState.SHARDED)
@@ -250,8 +252,10 @@ class FSDPParamGroup:
     def prepare(self) -> None:
         """Prepare for gradients, which may come from now on."""
         self._came.clear()
-        self.wait_for_replicas()  # which only an exception has left on their way
-        self.drop_gradients()
+        if self._averaging:  # which only an exception has left on their way
+            self.wait_for_replicas()
+        if self._drops_gradients:
+            self.drop_gradients()
         for flat, memory in self.laid:
             if flat.is_trained:
                 memory.prepare()
@@ -322,7 +326,7 @@ class FSDPParamGroup:
         if not averages:
             slot.keep()
             return False
-        slot.take(number in self._came, self.is_freed_early)
+        slot.take(number in self._came, self._overwrites and self.is_freed_early)
         self._came.add(number)
         return len(self._came) == len(self._trained)
 
@@ -353,7 +357,7 @@ class FSDPParamGroup:
         is_over: nothing needs its whole values until it is unsharded again."""
         numbers = sorted(self._came)
         self._came.clear()
-        if numbers:
+        if self._averaging:
             self.wait_for_replicas()  # what comes in addition is averaged with the rest
         came = [self._trained[number] for number in numbers]
         with section("fsdp.reduce"):
@@ -449,9 +453,7 @@ class FSDPParamGroup:
         self.publish()
 
 
-def used_by_any(
-    units: Sequence[FSDPParamGroup], groups: Sequence[ProcessGroup]
-) -> list[list[int]]:
+def used_by_any(units: Sequence[FSDPParamGroup], groups: Sequence[ProcessGroup]) -> list[list[int]]:
     """Return, for each unit, the numbers of parameters that any rank keeps a gradient of: one of
     the first group, or of those that are in the second one with one of these. All ranks call it
     with the same units."""

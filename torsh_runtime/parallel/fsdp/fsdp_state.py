@@ -368,8 +368,9 @@ class FSDPState:
             self._record.note(self.units.index(unit), number)
         if not is_last:
             return
-        self._reduce(unit, unit.is_freed_early)
-        if unit.is_freed_early:
+        is_freed = unit.is_freed_early
+        self._reduce(unit, is_freed)
+        if is_freed:
             unit.reshard()
         self._prefetching.after_backward(unit)
 

@@ -42,7 +42,7 @@ class OffloadedStorage(DeviceStorage):
             arrived()
         self._arriving.clear()
 
-    def own_gradients(self) -> Any:
+    def made_gradients(self) -> Any:
         if self.gradients is None:
             size, dtype = self._flat.own_size, self._precision.gradients
             self.gradients = self._framework.pinned(size, dtype)
@@ -60,7 +60,7 @@ class OffloadedStorage(DeviceStorage):
         for work, target, adds, _ in self._reducing:
             work.wait()
             values = framework.cast(target, self._precision.gradients)
-            host = self.own_gradients()
+            host = self.made_gradients()
             if adds:
                 host = framework.pinned(size, self._precision.gradients)
             with framework.aside(self._device):
