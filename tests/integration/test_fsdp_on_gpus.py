@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -31,6 +34,17 @@ class Staging(OnDevice):
 
     def all_gather_numbers(self, own: Any, timeout: float) -> Any:
         return self._inner.all_gather_numbers(own, timeout)
+
+
+@contextmanager
+def without_torchs_groups() -> Iterator[None]:
+    """Hide what an earlier test may have loaded, for fake GPUs hide only torch itself."""
+    hidden = sys.modules.pop("torch.distributed", None)
+    try:
+        yield
+    finally:
+        if hidden is not None:
+            sys.modules["torch.distributed"] = hidden
 
 
 def train_on_fakes(calls: Counter[str], group: Any) -> tuple[list[dict[str, int]], list[float]]:
@@ -72,6 +86,7 @@ def test_a_step_asks_nccl_for_one_operation_per_unit_and_pass(ranks: int) -> Non
 
     jobs = fake_gpus.Jobs()
     with (
+        without_torchs_groups(),
         patch.object(fake_nccl.Communicator, "_add", counted),
         patch.object(fsdp_init, "has_host_memory", lambda _: False),
     ):
