@@ -112,6 +112,7 @@ def found(ranks: int) -> dict[Any, list[Any]]:
     if ranks == 2:
         named |= {("held", steps): partial(bodies.held, steps) for steps in (1, 10, 40)}
         named |= {("unstaged", width): partial(bodies.unstaged, width) for width in (64, 512)}
+        named |= {"order": bodies.offloaded_order, "activations": bodies.activations}
     if ranks == 4:
         named["hybrid"] = bodies.hybrid_calls
         named |= {
@@ -156,3 +157,17 @@ class TestTorch:
     def test_replicas_that_use_less_of_a_unit_are_told(self, way: str) -> None:
         for text in found(4)["differ", way]:
             assert "gradients came of all but 'second" in text
+
+    def test_parts_go_out_and_gradients_come_back_in_order(self) -> None:
+        there = ["part in", "gather"]
+        back = [*there, "reduce"]
+        for events in found(2)["order"]:
+            assert events[:4] == there * 2
+            assert events[-3:] == ["waited", "waited", "over"]
+            assert [each for each in events[4:-3] if each != "gradient out"] == back * 2
+            assert events.count("gradient out") == 2
+
+    def test_activations_are_taken_to_the_cpu_and_weights_stay(self) -> None:
+        for taken, are_equal in found(2)["activations"]:
+            assert taken == [(5, 48)] * 3
+            assert are_equal

@@ -4,7 +4,7 @@ rank's part, and those of nn are on NCCL's fake."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +15,7 @@ from torch import nn
 
 import torsh_runtime as tr
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.framework import torch_offload
 from torsh_runtime.framework.torch import TorchFramework
 
 LINEAR: Any = tr.ModuleTypeBasedAutoWrap(("Linear",))
@@ -153,3 +154,63 @@ def replicas_differ(way: str, rank: int) -> str:
             min_num_params=0,
         )
         return raised(lambda: model(torch.ones(2, 3), second=rank < 2).sum().backward())
+
+
+def offloaded_order(rank: int) -> list[str]:
+    """What happens to two units that are offloaded, in a step: parts go to the device before they
+    are gathered, and gradients have come back before an optimizer may look at them."""
+    events: list[str] = []
+    with WAYS["offloaded"]():
+        model: Any = tr.FullyShardedDataParallel(
+            net(48, 2), auto_wrap_policy=LINEAR, backward_prefetch="none"
+        )
+        copy, moment = TorchFramework.copy_without_waiting, TorchFramework.moment
+        own = {each.data.untyped_storage().data_ptr() for each in model.parameters()}
+
+        def copied(target: torch.Tensor, source: torch.Tensor) -> None:
+            is_part = source.untyped_storage().data_ptr() in own
+            events.append("part in" if is_part else "gradient out")
+            copy(target, source)
+
+        def waiting(like: torch.Tensor) -> Callable[[], None]:
+            wait, is_out = moment(like), events[-1] == "gradient out"
+            return lambda: (events.append("waited"), wait())[1] if is_out else wait()
+
+        def noted(name: str, said: str) -> Any:
+            real = getattr(ProcessGroup, name)
+            return patch.object(
+                ProcessGroup, name, lambda *a, **k: (events.append(said), real(*a, **k))[1]
+            )
+
+        with (
+            patch.object(TorchFramework, "copy_without_waiting", staticmethod(copied)),
+            patch.object(TorchFramework, "moment", staticmethod(waiting)),
+            noted("all_gather_into_tensor", "gather"),
+            noted("reduce_scatter_tensor", "reduce"),
+        ):
+            model(torch.ones(2, 48)).sum().backward()
+            events.append("over")
+        assert not any(each.grad.isnan().any() for each in model.parameters())
+    return events
+
+
+def activations(rank: int) -> tuple[list[tuple[int, ...]], bool]:
+    """The shapes of what is taken to the CPU in a pass, and whether gradients stay as they are."""
+    taken: list[tuple[int, ...]] = []
+
+    def copied(target: torch.Tensor, source: torch.Tensor) -> None:
+        taken.append(tuple(target.shape))
+        target.copy_(source)
+
+    def gradients(**options: Any) -> list[torch.Tensor]:
+        model: Any = tr.FullyShardedDataParallel(net(48, 3), auto_wrap_policy=LINEAR, **options)
+        model(torch.linspace(0, 1, 5 * 48).reshape(5, 48)).square().sum().backward()
+        return [each.grad for each in model.parameters()]
+
+    with (
+        patch.multiple(torch_offload, is_on_gpu=lambda _: True, _LEAST=0),
+        patch.multiple(torch_offload, aside=lambda _: nullcontext(), moment=lambda _: lambda: None),
+        patch.object(torch_offload, "copy_without_waiting", copied),
+    ):
+        found = gradients(activation_offload=True)
+    return taken, all(map(torch.equal, found, gradients()))
