@@ -276,6 +276,12 @@ class UnitMaker:
         """Raise ConfigError for a model that cannot be sharded. inner: the ranks of parts that are
         sharded already, by their paths. sharded: id() of their parameters."""
         check_parameters(self._model, self._config)
+        copies = self._copies and self._copies.group.backend
+        if self._config.offloads and copies == "nccl":
+            raise ConfigError(
+                "cpu_offload with sharding_strategy 'hybrid' averages gradients over replicas on "
+                "the CPU, and their group has nccl only: use the backend 'cpu:native,cuda:nccl'"
+            )
         check_inner(self._model, self._group.ranks, inner, sharded)
         self._initialiser.check()
 
