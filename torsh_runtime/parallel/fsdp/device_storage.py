@@ -10,7 +10,7 @@ from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import Framework
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
-from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter
+from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.storage import GatheredStorage
 
 _LARGE = 1 << 20

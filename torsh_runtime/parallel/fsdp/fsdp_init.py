@@ -38,17 +38,13 @@ from torsh_runtime.parallel.fsdp.config import (
     units_of,
 )
 from torsh_runtime.parallel.fsdp.device_storage import DeviceStorage
-from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, StorageStrategy
+from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState, owning
+from torsh_runtime.parallel.fsdp.node_storage import Nodes, NodeStorage
 from torsh_runtime.parallel.fsdp.offloaded_storage import OffloadedStorage
-from torsh_runtime.parallel.fsdp.storage import (
-    CommonStorage,
-    GatheredStorage,
-    Nodes,
-    NodeStorage,
-    ReplicatedStorage,
-)
+from torsh_runtime.parallel.fsdp.storage import CommonStorage, GatheredStorage, ReplicatedStorage
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.layouts import layouts_of

@@ -17,15 +17,15 @@ from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.fsdp.awaiting import AwaitedValues
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, is_within
-from torsh_runtime.parallel.fsdp.fsdp_param_group import (
+from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
+from torsh_runtime.parallel.fsdp.owners import owners_of
+from torsh_runtime.parallel.fsdp.prefetching import Prefetching
+from torsh_runtime.parallel.fsdp.record import (
     SAME_PARAMETERS,
-    FSDPParamGroup,
     Record,
     check_outputs,
     used_by_any,
 )
-from torsh_runtime.parallel.fsdp.owners import owners_of
-from torsh_runtime.parallel.fsdp.prefetching import Prefetching
 from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.operations import is_finite
 from torsh_runtime.parallel.replicas import Replicas

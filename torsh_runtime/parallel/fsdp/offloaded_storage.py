@@ -10,7 +10,7 @@ from torsh_runtime.framework import Framework
 from torsh_runtime.framework.protocol import Call
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.device_storage import DeviceStorage
-from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter
+from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 
 
 class OffloadedStorage(DeviceStorage):
