@@ -276,8 +276,11 @@ class FSDPParam:
     def take(self, is_again: bool, is_freed: bool) -> None:
         """Give the gradient to be averaged; is_again: in addition to one that is on its way.
         is_freed: as StorageStrategy.take() has it."""
-        self.keep()
-        gradient, self._kept = self._kept, None
+        if self._kept is None:
+            gradient = self._taken()
+        else:
+            self.keep()
+            gradient, self._kept = self._kept, None
         if not is_again:
             self.adds = self._gradient is not None
             if self.adds and not self._framework.is_at(self._gradient, self._average()):
