@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from torsh_runtime.backends.base import BackendKind, BackendType
+from torsh_runtime.backends.reconfiguration import Unmet
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.comm.choosing import backend_type, check_no_options, chosen_type, use_device
 from torsh_runtime.comm.default import default_group, has_default_group, set_default_group
@@ -259,6 +260,8 @@ def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> Proc
     if late is not None and kind in ALONE:
         return JobGroup(SingleBackend(kind), timeout, late)
     job = Job.connect(env, timeout) if late is None else late.made()
+    if env.is_replacement and kind in ALONE:  # the others are past this: see elastic.join()
+        return JobGroup(Unmet(env.rank, env.world_size), timeout, job)
     try:
         backend = job.make_backend(kind, job.name, env.rank, range(env.world_size), timeout)
         return JobGroup(backend, timeout, job)

@@ -10,7 +10,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.hang_monitor import HangMonitor
+from torshrun.agent.recovery import Recovery
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.slowness import Slowness
 from torshrun.agent.standstill import Standstill
@@ -31,6 +32,7 @@ from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
 from torshrun.signals import NOTICES, signal_name
+from torshrun.text import format_ranks
 from torshrun.workers.commit_memory import CommitMemory
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
@@ -109,6 +111,8 @@ class Agent:
             lambda: self._diagnosis.node_rank,
         )
         self._time_limit = TimeLimit(config.time_limit, self._loop)
+        self._recovery = Recovery(self._loop, self._group, self._post)
+        self._reporting: asyncio.Task[None] | None = None
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
@@ -351,6 +355,12 @@ class Agent:
             self._group.notify(instruction.signo, handled_only=instruction.handled_only)
         elif isinstance(instruction, protocol.StopWorkers):
             await self._stop_workers(instruction)
+        elif isinstance(instruction, protocol.EndRound):
+            await self._end_round(instruction)
+        elif isinstance(instruction, protocol.KillWorkers):
+            self._kill(instruction)
+        elif isinstance(instruction, protocol.ReplaceWorkers):
+            await self._replace_workers(instruction.ranks)
         elif isinstance(instruction, protocol.TellRendezvous):
             self.rendezvous.report(instruction.report)
         elif isinstance(instruction, protocol.Leave):
@@ -388,10 +398,64 @@ class Agent:
             first = first_worker(config, place, self.scratch, store.endpoint, store.secret, ends_at)
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
             self._group.start(assign(self.spec, first, folder))
+            if config.is_alone and config.max_restarts:
+                self._recovery.start(store.store)
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
-            self._diagnosis.no_start = f"cannot start the workers: {error}"
-            self._tell.start_failed(self._diagnosis.no_start)
-            self._post(protocol.NotStarted(place.round))
+            self._on_failed_start(error)
+
+    def _on_failed_start(self, error: Exception) -> None:
+        self._diagnosis.no_start = f"cannot start the workers: {error}"
+        self._tell.start_failed(self._diagnosis.no_start)
+        self._post(protocol.NotStarted(self._tell.round))
+
+    # ---- workers that are replaced while the others go on
+
+    async def _end_round(self, ended: protocol.EndRound) -> None:
+        self._hangs.stop()
+        self._slowness.stop()
+        assert self._round is not None
+        await self._recovery.end_round(self._round.number)
+        self._reporting = self._start(self._report_lost(ended.restarts, self._group.endings))
+
+    async def _report_lost(self, restarts: int, endings: Sequence[Worker]) -> None:
+        """Report a failure while the survivors go on. Others may be about to join `endings`."""
+        await asyncio.sleep(machine.SETTLE_SECONDS)
+        found = await self._diagnosis.findings(list(endings), self._round)
+        self._tell.failed(protocol.ReportFailure(restarts, "replace"), found)
+        self._telemetry.count_failure(found)
+
+    def _kill(self, kill: protocol.KillWorkers) -> None:
+        if kill.is_hang and self._hangs.finding:
+            self._tell.hung(*self._hangs.finding)
+        if not kill.is_hang:
+            self._tell.say(
+                f"{format_ranks(kill.ranks)} did not notice that the round is over: killed, and "
+                f"replaced as well"
+            )
+        self._group.kill(kill.ranks)
+
+    async def _replace_workers(self, ranks: Sequence[int]) -> None:
+        """Begin the next round with the survivors, in the store and pages that they have."""
+        try:
+            place = self.rendezvous.mend(time.monotonic() - self._group.begun)
+            self._tell.begin_round(place)
+            before = self._round
+            assert before is not None
+            self._round = before._replace(number=place.round)
+            self._tell.round_started(place)
+            for rank in ranks:
+                before.pages.clear(rank - place.first_rank)
+            store, ends_at = before.store, self._time_limit.ends_at
+            first = first_worker(
+                self.config, place, self.scratch, store.endpoint, store.secret, ends_at
+            )
+            first = replace(first, status_file=before.pages.path, is_replacement=True)
+            folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
+            everyone = assign(self.spec, first, folder)
+            await self._recovery.begin_round(place.round, place.restarts)
+            self._group.replace([each for each in everyone if each.worker.rank in ranks])
+        except (OSError, RuntimeError, TorshError) as error:
+            self._on_failed_start(error)
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
@@ -443,6 +507,9 @@ class Agent:
         await self._answering.close()
         if self._settling:
             self._settling.cancel()
+        if self._reporting:  # what became of a lost worker is to be read before the end
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reporting
         self._time_limit.stop()
         await self._close_round()
         self._watchdog.stop()
@@ -462,6 +529,7 @@ class Agent:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
     async def _close_round(self) -> None:
+        self._recovery.stop()
         if self._round is not None:
             over, self._round, self._telemetry.pages = self._round, None, None
             await over.close()

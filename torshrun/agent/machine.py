@@ -40,6 +40,8 @@ class Attempt:
     """A round, and what led to it."""
 
     round: int = 0
+    since: int = 0
+    """The round in which the oldest of its workers were started."""
     restarts: int = 0
     """Number of restarts of workers so far."""
     noticed: frozenset[int] = frozenset()
@@ -54,6 +56,19 @@ class Running:
     alive: frozenset[int]
     failing: bool = False
     """True if a worker has failed; others may be about to."""
+    joined: frozenset[int] = frozenset()
+    """Ranks that can go on without others: see elastic.join()."""
+    fresh: frozenset[int] = frozenset()
+    """Ranks that have been replaced, and have not joined yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mending(Running):
+    """State in which lost workers are to be replaced, while the survivors leave the round."""
+
+    lost: frozenset[int]
+    awaited: frozenset[int]
+    """Survivors that have not parked yet. Replacements that have not joined need not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +114,14 @@ class Finished:
 
 State = Running | Stopping | Waiting | Finished
 Busy = TypeVar("Busy", Running, Stopping)
+Able = TypeVar("Able", Running, Mending)
 Step = tuple[State, tuple[Instruction, ...]]
 
 
 def summary(state: State) -> tuple[str, str]:
     """Return the state's name, and what led to it, for people who follow the changes."""
+    if isinstance(state, Mending):
+        return "mending", f"ranks {sorted(state.lost)} are lost"
     if isinstance(state, Running):
         return "failing" if state.failing else "running", ""
     if isinstance(state, Stopping):
@@ -118,7 +136,7 @@ def handle(config: LaunchConfig, state: State, event: Event) -> Step:
         return state, ()
     if isinstance(event, protocol.KeeperLost):  # of whatever round: there is only one keeper
         return _on_keeper_lost(config, state)
-    if getattr(event, "round", state.attempt.round) != state.attempt.round:
+    if _is_past(state.attempt, event):
         return state, ()
     if isinstance(event, protocol.InternalError):  # the keeper, once let go, ends what runs
         return _finish(state.attempt, exit_codes.LOST, "lost")
@@ -131,6 +149,17 @@ def handle(config: LaunchConfig, state: State, event: Event) -> Step:
     if isinstance(state, Stopping):
         return _stopping(config, state, event)
     return _running(config, state, event)
+
+
+def _is_past(attempt: Attempt, event: Event) -> bool:
+    """Return whether an event is of a round whose workers are gone.
+
+    The end of a survivor of the rounds before may have been noted before this round was formed.
+    """
+    number = getattr(event, "round", attempt.round)
+    if isinstance(event, protocol.WorkerEnded):
+        return not attempt.since <= number <= attempt.round
+    return bool(number != attempt.round)
 
 
 def _finish(attempt: Attempt, code: int, outcome: base.Outcome, *before: Instruction) -> Step:
@@ -168,7 +197,7 @@ def _start_or_restart_workers(
     config: LaunchConfig, state: Waiting, event: base.RoundFormed
 ) -> Step:
     place = event.place
-    attempt = Attempt(round=place.round, restarts=place.restarts)
+    attempt = Attempt(round=place.round, since=place.round, restarts=place.restarts)
     if state.stopped_by:  # too late: this node is leaving
         report = base.Report(round=place.round, outcome="stopped")
         return replace(state, attempt=attempt), (protocol.TellRendezvous(report),)
@@ -212,8 +241,21 @@ def _tell_failure(
 
 
 def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
+    if isinstance(state, Mending):
+        return _mending(config, state, event)
+    if isinstance(event, protocol.Joined | protocol.Left):
+        return _on_joined_or_left(state, event), ()
     if isinstance(event, protocol.WorkerEnded):
+        if event.status and _can_go_on_without(config, state, event.rank):
+            return _begin_to_mend(state, event.rank)
         return _on_worker_exit(config, state, event)
+    if isinstance(event, protocol.Hung) and _can_go_on_without(config, state, event.suspect):
+        return state, (protocol.KillWorkers((event.suspect,), is_hang=True),)
+    return _running_on(config, state, event)
+
+
+def _running_on(config: LaunchConfig, state: Running, event: Event) -> Step:
+    """Handle what is the same whether or not lost workers are being replaced."""
     if isinstance(event, protocol.SettleOver) and state.failing:
         return _stop_workers(config, state, "failure")
     if isinstance(event, protocol.Noticed):
@@ -227,6 +269,88 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, protocol.DeadManFired):
         return _stop_workers(config, state, "dead man", code=exit_codes.LOST)
     return state, ()
+
+
+# ---- workers are replaced
+
+
+def _on_joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
+    fresh, joined = state.fresh - {event.rank}, state.joined - {event.rank}
+    if isinstance(event, protocol.Joined):
+        joined |= {event.rank} & state.alive
+    return replace(state, joined=joined, fresh=fresh)
+
+
+def _can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
+    """Return whether the others can meet a replacement of this rank."""
+    survivors = state.alive - {rank}
+    return (
+        config.is_alone
+        and not state.failing
+        and not state.attempt.noticed
+        and state.attempt.restarts < config.max_restarts
+        and rank in state.alive
+        and len(state.alive) == config.nproc_per_node
+        and bool(survivors & state.joined)
+        and survivors <= state.joined | state.fresh
+    )
+
+
+def _begin_to_mend(state: Running, rank: int) -> Step:
+    alive = state.alive - {rank}
+    mending = Mending(
+        attempt=state.attempt,
+        alive=alive,
+        joined=state.joined & alive,
+        fresh=state.fresh & alive,
+        lost=frozenset({rank}),
+        awaited=state.joined & alive,
+    )
+    return mending, (protocol.EndRound(state.attempt.restarts),)
+
+
+def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
+    if isinstance(event, protocol.WorkerEnded):
+        state = _without(state, event.rank)
+    elif isinstance(event, protocol.Parked):
+        state = replace(state, awaited=state.awaited - {event.rank})
+    elif isinstance(event, protocol.Joined | protocol.Left):
+        state = _on_joined_or_left(state, event)
+    elif isinstance(event, protocol.ParkingOver) and state.awaited:
+        return state, (protocol.KillWorkers(tuple(sorted(state.awaited))),)
+    elif isinstance(event, protocol.Hung | protocol.SettleOver):
+        return state, ()
+    else:
+        return _running_on(config, state, event)
+    if not state.joined or not state.alive <= state.joined | state.fresh:
+        return _stop_workers(config, state, "failure")
+    return (state, ()) if state.awaited else _replace_workers(state)
+
+
+def _without(state: Mending, rank: int) -> Mending:
+    return replace(
+        state,
+        alive=state.alive - {rank},
+        joined=state.joined - {rank},
+        fresh=state.fresh - {rank},
+        lost=state.lost | {rank},
+        awaited=state.awaited - {rank},
+    )
+
+
+def _replace_workers(state: Mending) -> Step:
+    before = state.attempt
+    attempt = replace(before, round=before.round + 1, restarts=before.restarts + 1)
+    running = Running(
+        attempt=attempt,
+        alive=state.alive | state.lost,
+        joined=state.joined,
+        fresh=state.fresh | state.lost,
+    )
+    return running, (protocol.ReplaceWorkers(tuple(sorted(state.lost))),)
+
+
+# ---- notices, starts and ends of workers
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:

@@ -95,7 +95,8 @@ class Reducer:
             on_gradient(parameter, partial(_tell, here, number))
             for number, (_, parameter) in enumerate(self._parameters)
         ]
-        weakref.finalize(self, _call_all, removes).atexit = False
+        self._detach = weakref.finalize(self, _call_all, removes)
+        self._detach.atexit = False
 
     def register_hook(self, state: Any, hook: Hook) -> None:
         """Average by it from now on. Raises ConfigError if one is there already."""
@@ -105,6 +106,11 @@ class Reducer:
                 f"set gradient_compression, not both"
             )
         self._hook = (state, hook)
+
+    def close(self) -> None:
+        """Leave the model, also amid a backward pass that was broken off."""
+        self.expect(True)
+        self._detach()
 
     def expect(self, averages: bool) -> None:
         """Prepare for a backward pass whose gradients are averaged if `averages`, and drop one
@@ -125,6 +131,11 @@ class Reducer:
             numbers = range(len(self._parameters)) if reached else ()  # else of unknown kinds
             missed = {i for i in numbers if id(self._parameters[i][1]) not in reached}
             self._unreached = missed if self._unreached is None else self._unreached & missed
+
+    @property
+    def has_hook(self) -> bool:
+        """Return whether gradients are averaged by a registered hook."""
+        return self._hook is not None
 
     def is_next_averaged(self) -> bool:
         """Return whether the next backward pass is the last one before gradients are averaged."""
