@@ -42,15 +42,18 @@ def check_same(group: ProcessGroup, contents: Contents, problem: Exception | Non
 
     If one has a problem, it is raised on all.
     """
-    told: dict[str, object] = {}
+    lines = []
     if problem is None:
-        told = {
-            name: xxh3_64_hexdigest(_memory(each.values).data)
-            for name, each in sorted(contents.tensors.items())
-        }
-        told |= {name: json.dumps(each) for name, each in sorted(contents.values.items())}
-    lines = [f"{name}={value}" for name, value in told.items()]
-    agree(group, "elastic.join", {"state": lines}, problem, _SAME)
+        digests = {name: _digest(_memory(each.values)) for name, each in contents.tensors.items()}
+        for name, value in contents.values.items():
+            text = json.dumps(value, sort_keys=True).encode()
+            digests[f"{name}, what is no tensor"] = _digest(np.frombuffer(text, np.uint8))
+        lines = [f"{name} (checksum {digests[name]})" for name in sorted(digests)]
+    agree(group, "the state at elastic.join()", {"state": lines}, problem, _SAME)
+
+
+def _digest(memory: Bytes) -> str:
+    return xxh3_64_hexdigest(memory.data)
 
 
 _SAME = (
@@ -86,7 +89,7 @@ def heal(
             landings = {
                 name: Landing(target, source.kind(name)[0]) for name, target in plan.reads
             }
-    agree(group, "elastic.join", problem=attempt.error)
+    agree(group, "elastic.join()", problem=attempt.error)
     names = sorted(Manifest.from_bytes(told.tobytes()).tensors)
     _send(ranks, names, contents, landings, whole, healing)
     with attempt:  # the program's own load_state_dict() may raise anything
