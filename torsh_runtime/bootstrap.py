@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from torsh_runtime.backends.base import BackendKind, BackendType
 from torsh_runtime.backends.reconfiguration import Unmet
+from torsh_runtime.backends.registry import backend_class
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.comm.choosing import backend_type, check_no_options, chosen_type, use_device
 from torsh_runtime.comm.default import default_group, has_default_group, set_default_group
@@ -261,6 +262,7 @@ def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> Proc
         return JobGroup(SingleBackend(kind), timeout, late)
     job = Job.connect(env, timeout) if late is None else late.made()
     if env.is_replacement and kind in ALONE:  # the others are past this: see elastic.join()
+        backend_class(BackendType.NATIVE)  # what it lacks is found out before it is needed
         return JobGroup(Unmet(env.rank, env.world_size), timeout, job)
     try:
         backend = job.make_backend(kind, job.name, env.rank, range(env.world_size), timeout)

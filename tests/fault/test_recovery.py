@@ -18,6 +18,7 @@ from support.processes import soon
 
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
 RANKS = 3
+PRELOAD = {"nn": "--preload=auto", "torch": "--preload=torch"}
 Steps = Mapping[int, frozenset[str]]
 
 
@@ -111,7 +112,7 @@ def test_the_others_go_on_with_the_same_bits(
     torshrun: Launcher, folder: Path, case: str
 ) -> None:
     way, losses = LOSSES[case]
-    launch = (f"--nproc-per-node={RANKS}", f"--max-restarts={len(losses)}", "--preload=auto")
+    launch = (f"--nproc-per-node={RANKS}", f"--max-restarts={len(losses)}", PRELOAD[way])
     code, out, err = torshrun.run(*launch, SCRIPT, way, "15", *losses)
     assert code == 0, err
     found = outcome(out)
@@ -131,11 +132,11 @@ def test_a_worker_that_hangs_is_replaced_alone(torshrun: Launcher, folder: Path)
     found = outcome(out)
     check_same(found, undisturbed(folder, "nn", 15))
     assert {rank: len(pids) for rank, pids in found.starts.items()} == {0: 1, 1: 2, 2: 1}
-    assert "make no progress" in err or "hang" in err, err
+    assert "no progress for 2 s: ranks 0, 2 wait in" in err
+    assert "rank 1 failed first: hung, then killed by SIGKILL" in err, err
 
 
-@pytest.mark.parametrize("way", ["nn", "torch"])
-def test_kills_at_any_moment(torshrun: Launcher, folder: Path, way: str) -> None:
+def test_kills_at_any_moment(torshrun: Launcher, folder: Path) -> None:
     random, kills, steps = Random(int(time.time())), 4, 150
     torshrun.environ["PAUSE"] = "0.02"
     out_path = torshrun.folder / "out"
@@ -145,7 +146,7 @@ def test_kills_at_any_moment(torshrun: Launcher, folder: Path, way: str) -> None
             f"--max-restarts={kills}",
             "--preload=auto",
             SCRIPT,
-            way,
+            "nn",
             str(steps),
             stdout=file,
         )
@@ -157,7 +158,7 @@ def test_kills_at_any_moment(torshrun: Launcher, folder: Path, way: str) -> None
         _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     found = outcome(out_path.read_text())
-    check_same(found, undisturbed(folder, way, steps))
+    check_same(found, undisturbed(folder, "nn", steps))
     assert sum(map(len, found.starts.values())) == RANKS + kills
 
 

@@ -32,7 +32,6 @@ from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
 from torshrun.signals import NOTICES, signal_name
-from torshrun.text import format_ranks
 from torshrun.workers.commit_memory import CommitMemory
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
@@ -421,17 +420,15 @@ class Agent:
         """Report a failure while the survivors go on. Others may be about to join `endings`."""
         await asyncio.sleep(machine.SETTLE_SECONDS)
         found = await self._diagnosis.findings(list(endings), self._round)
+        self._diagnosis.hung = {}
         self._tell.failed(protocol.ReportFailure(restarts, "replace"), found)
         self._telemetry.count_failure(found)
 
     def _kill(self, kill: protocol.KillWorkers) -> None:
+        why = "it did not leave the round in which another worker was lost"
         if kill.is_hang and self._hangs.finding:
-            self._tell.hung(*self._hangs.finding)
-        if not kill.is_hang:
-            self._tell.say(
-                f"{format_ranks(kill.ranks)} did not notice that the round is over: killed, and "
-                f"replaced as well"
-            )
+            why = self._tell.hung(*self._hangs.finding)
+        self._diagnosis.hung = {**self._diagnosis.hung, **dict.fromkeys(kill.ranks, why)}
         self._group.kill(kill.ranks)
 
     async def _replace_workers(self, ranks: Sequence[int]) -> None:

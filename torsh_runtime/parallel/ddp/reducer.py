@@ -69,7 +69,7 @@ class Reducer:
     ) -> None:
         """agree: called by all ranks, with the hook, before gradients are averaged for the first
         time."""
-        self._agree = agree
+        self._agree = self._first_agreement = agree
         self._model = model
         self._framework = framework_of(model)
         self._group = replicas.group
@@ -95,8 +95,7 @@ class Reducer:
             on_gradient(parameter, partial(_tell, here, number))
             for number, (_, parameter) in enumerate(self._parameters)
         ]
-        self._detach = weakref.finalize(self, _call_all, removes)
-        self._detach.atexit = False
+        weakref.finalize(self, _call_all, removes).atexit = False
 
     def register_hook(self, state: Any, hook: Hook) -> None:
         """Average by it from now on. Raises ConfigError if one is there already."""
@@ -107,10 +106,14 @@ class Reducer:
             )
         self._hook = (state, hook)
 
-    def close(self) -> None:
-        """Leave the model, also amid a backward pass that was broken off."""
+    def begin_anew(self) -> None:
+        """Begin as if no gradients had been averaged yet, on all ranks of a group that has been
+        configured anew; also amid a backward pass that was broken off."""
         self.expect(True)
-        self._detach()
+        self._passes = self._broken_off = 0
+        self._used, self._unreached, self._usual = {}, None, None
+        self._is_first, self._agree = True, self._first_agreement
+        self._buckets.begin_anew()
 
     def expect(self, averages: bool) -> None:
         """Prepare for a backward pass whose gradients are averaged if `averages`, and drop one

@@ -108,12 +108,12 @@ class DistributedDataParallel:
             self._replicas.send(0, self._everything())
         elif attempt.error is not None:
             raise attempt.error
-        self._compare = partial(_compare, options, self._replicas, not init_sync)
+        compare = partial(_compare, options, self._replicas, not init_sync)
         self._reducer: Reducer | None = None
         self._is_synchronising = True
         self._joining: Joining | None = None
         if self._group.world_size > 1 or self._config.check_nan:
-            self._reducer = Reducer(module, self._replicas, self._config, self._compare)
+            self._reducer = Reducer(module, self._replicas, self._config, compare)
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
         # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.
@@ -170,7 +170,7 @@ class DistributedDataParallel:
 
     def begin_anew(self) -> None:
         """Drop gradients that were being averaged, as all ranks do once their group has been
-        configured anew. A hook is forgotten, too.
+        configured anew.
 
         Example:
             ```python
@@ -179,8 +179,7 @@ class DistributedDataParallel:
             ```
         """
         if self._reducer is not None:
-            self._reducer.close()
-            self._reducer = Reducer(self.module, self._replicas, self._config, self._compare)
+            self._reducer.begin_anew()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
