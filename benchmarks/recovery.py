@@ -11,6 +11,7 @@ a step with join(), and of the same one without.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import re
@@ -85,7 +86,7 @@ class Training:
     def step(self) -> float:
         """Return the median seconds of a step."""
         times = self.complete()
-        return statistics.median(b - a for a, b in zip(times, times[1:], strict=False))
+        return statistics.median(b - a for a, b in itertools.pairwise(times))
 
 
 def losses(folder: Path, options: argparse.Namespace) -> tuple[list[float], list[float], float]:

@@ -108,9 +108,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("case", LOSSES)
-def test_the_others_go_on_with_the_same_bits(
-    torshrun: Launcher, folder: Path, case: str
-) -> None:
+def test_the_others_go_on_with_the_same_bits(torshrun: Launcher, folder: Path, case: str) -> None:
     way, losses = LOSSES[case]
     launch = (f"--nproc-per-node={RANKS}", f"--max-restarts={len(losses)}", PRELOAD[way])
     code, out, err = torshrun.run(*launch, SCRIPT, way, "15", *losses)

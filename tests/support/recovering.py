@@ -101,8 +101,10 @@ def main() -> None:
             step.commit()
             print("step", step.number, *indices, repr(number(loss)), flush=True)
             pass_point("committed", step.number)
-    total = [each.detach().numpy() if hasattr(each, "detach") else each.data
-             for each in (*model.parameters(), *(buffer for _, buffer in model.named_buffers()))]
+    total = [
+        each.detach().numpy() if hasattr(each, "detach") else each.data
+        for each in (*model.parameters(), *(buffer for _, buffer in model.named_buffers()))
+    ]
     print(f"end {tr.get_rank()} {os.getpid()} {sum(float(abs(each).sum()) for each in total)!r}")
 
 

@@ -86,9 +86,7 @@ def heal(
         if not is_whole and attempt.error is None:
             source = _Told(Manifest.from_bytes(told.tobytes()))
             plan = Restoration(parts, source, ranks)
-            landings = {
-                name: Landing(target, source.kind(name)[0]) for name, target in plan.reads
-            }
+            landings = {name: Landing(target, source.kind(name)[0]) for name, target in plan.reads}
     agree(group, "elastic.join()", problem=attempt.error)
     names = sorted(Manifest.from_bytes(told.tobytes()).tensors)
     _send(ranks, names, contents, landings, whole, healing)

@@ -19,7 +19,11 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.agreement import send_from
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
-from torsh_runtime.parallel.state import PerRank, is_loader, is_model, is_optimizer
+from torsh_runtime.parallel.optimizer import DistributedOptimizer
+from torsh_runtime.parallel.state import PerRank
+from torsh_runtime.parallel.state.loaders import is_loader
+from torsh_runtime.parallel.state.models import is_model
+from torsh_runtime.parallel.state.optimizers import is_optimizer
 
 _INSTEAD = "or use tr.elastic.State, which restarts all workers after a loss"
 
@@ -98,8 +102,9 @@ def _problem(part: Any, group: ProcessGroup | None) -> str:
             return f"{kind} has no state_dict(): the number of the step is step.number"
         return ""
     if is_optimizer(part):
-        is_sharded = hasattr(part, "optimizer") and kind == "DistributedOptimizer"
-        return f"each rank has a part of {kind}'s state: pass the optimizer; {_INSTEAD}" * is_sharded
+        if isinstance(part, DistributedOptimizer):
+            return f"each rank has a part of its state: pass an ordinary optimizer, {_INSTEAD}"
+        return ""
     if shardings_of(part):
         return f"it is sharded over ranks (FSDP): wrap it in DistributedDataParallel, {_INSTEAD}"
     if _is_torchs(part):

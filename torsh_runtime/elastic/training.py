@@ -386,7 +386,7 @@ def _check_group(group: ProcessGroup | None) -> None:
         )
     if not isinstance(job, Job) or not job.env.store_endpoint:
         return
-    if "native" != group.backend:
+    if group.backend != "native":
         raise ConfigError(
             f"the backend is {group.backend}, and join() recovers groups of backend native: leave "
             f"backend= out, or use tr.elastic.State"

@@ -354,12 +354,8 @@ class Agent:
             self._group.notify(instruction.signo, handled_only=instruction.handled_only)
         elif isinstance(instruction, protocol.StopWorkers):
             await self._stop_workers(instruction)
-        elif isinstance(instruction, protocol.EndRound):
-            await self._end_round(instruction)
-        elif isinstance(instruction, protocol.KillWorkers):
-            self._kill(instruction)
-        elif isinstance(instruction, protocol.ReplaceWorkers):
-            await self._replace_workers(instruction.ranks)
+        elif isinstance(instruction, protocol.Mend):
+            await self._mend(instruction)
         elif isinstance(instruction, protocol.TellRendezvous):
             self.rendezvous.report(instruction.report)
         elif isinstance(instruction, protocol.Leave):
@@ -408,6 +404,14 @@ class Agent:
         self._post(protocol.NotStarted(self._tell.round))
 
     # ---- workers that are replaced while the others go on
+
+    async def _mend(self, instruction: protocol.Mend) -> None:
+        if isinstance(instruction, protocol.EndRound):
+            await self._end_round(instruction)
+        elif isinstance(instruction, protocol.KillWorkers):
+            self._kill(instruction)
+        else:
+            await self._replace_workers(instruction.ranks)
 
     async def _end_round(self, ended: protocol.EndRound) -> None:
         self._hangs.stop()

@@ -10,16 +10,38 @@ from __future__ import annotations
 import errno
 import math
 import signal
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import Literal
 
 from torshrun import exit_codes
-from torshrun.agent import protocol
+from torshrun.agent import mending, protocol
 from torshrun.agent.protocol import Cause, Event, Instruction
+from torshrun.agent.states import (
+    Attempt,
+    Busy,
+    Finished,
+    Mending,
+    Running,
+    State,
+    Step,
+    Stopping,
+    Waiting,
+)
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.signals import FIRST_CAUSES
 
+__all__ = [
+    "Attempt",
+    "Finished",
+    "Mending",
+    "Running",
+    "State",
+    "Stopping",
+    "Waiting",
+    "handle",
+    "summary",
+]
 SETTLE_SECONDS = 0.2
 """Seconds to wait after a failure for failures that follow from it, or that it follows from."""
 HUNG_GRACE = 5.0
@@ -33,89 +55,6 @@ interrupted.
 """
 _MADE_ROOM = exit_codes.PREEMPTED << 8
 """Status, as waitpid gives it, of a worker that ends because of a notice and is to be resumed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A round, and what led to it."""
-
-    round: int = 0
-    since: int = 0
-    """The round in which the oldest of its workers were started."""
-    restarts: int = 0
-    """Number of restarts of workers so far."""
-    noticed: frozenset[int] = frozenset()
-    """Signals that were passed on to the workers as a notice."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """State in which workers run."""
-
-    attempt: Attempt
-    alive: frozenset[int]
-    failing: bool = False
-    """True if a worker has failed; others may be about to."""
-    joined: frozenset[int] = frozenset()
-    """Ranks that can go on without others: see elastic.join()."""
-    fresh: frozenset[int] = frozenset()
-    """Ranks that have been replaced, and have not joined yet."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mending(Running):
-    """State in which lost workers are to be replaced, while the survivors leave the round."""
-
-    lost: frozenset[int]
-    awaited: frozenset[int]
-    """Survivors that have not parked yet. Replacements that have not joined need not."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
-    """State in which all workers are being stopped."""
-
-    attempt: Attempt
-    cause: Cause
-    code: int = 0
-    """The exit code if workers did not start, or the dead man came."""
-    stopped_by: int = 0
-    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
-    decided: base.RoundClosing | base.JobOver | None = None
-    """Decision of the rendezvous in the meantime about what follows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """No worker runs; the rendezvous says what follows."""
-
-    attempt: Attempt = Attempt()
-    """The last one, if there was one."""
-    report: base.Report | None = None
-    """Report of the round before; None before the first one."""
-    unkillable: tuple[str, ...] = ()
-    """Processes that it left."""
-    told: bool = False
-    """True if the user knows of its failure."""
-    settled: bool = False
-    """True if it is known that the job continued after it."""
-    stopped_by: int = 0
-    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """State in which nothing is left to do."""
-
-    attempt: Attempt
-    code: int
-    outcome: base.Outcome
-
-
-State = Running | Stopping | Waiting | Finished
-Busy = TypeVar("Busy", Running, Stopping)
-Able = TypeVar("Able", Running, Mending)
-Step = tuple[State, tuple[Instruction, ...]]
 
 
 def summary(state: State) -> tuple[str, str]:
@@ -244,12 +183,12 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(state, Mending):
         return _mending(config, state, event)
     if isinstance(event, protocol.Joined | protocol.Left):
-        return _on_joined_or_left(state, event), ()
+        return mending.joined_or_left(state, event), ()
     if isinstance(event, protocol.WorkerEnded):
-        if event.status and _can_go_on_without(config, state, event.rank):
-            return _begin_to_mend(state, event.rank)
+        if event.status and mending.can_go_on_without(config, state, event.rank):
+            return mending.begin(state, event.rank)
         return _on_worker_exit(config, state, event)
-    if isinstance(event, protocol.Hung) and _can_go_on_without(config, state, event.suspect):
+    if isinstance(event, protocol.Hung) and mending.can_go_on_without(config, state, event.suspect):
         return state, (protocol.KillWorkers((event.suspect,), is_hang=True),)
     return _running_on(config, state, event)
 
@@ -271,86 +210,17 @@ def _running_on(config: LaunchConfig, state: Running, event: Event) -> Step:
     return state, ()
 
 
-# ---- workers are replaced
-
-
-def _on_joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
-    fresh, joined = state.fresh - {event.rank}, state.joined - {event.rank}
-    if isinstance(event, protocol.Joined):
-        joined |= {event.rank} & state.alive
-    return replace(state, joined=joined, fresh=fresh)
-
-
-def _can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
-    """Return whether the others can meet a replacement of this rank."""
-    survivors = state.alive - {rank}
-    return (
-        config.is_alone
-        and not state.failing
-        and not state.attempt.noticed
-        and state.attempt.restarts < config.max_restarts
-        and rank in state.alive
-        and len(state.alive) == config.nproc_per_node
-        and bool(survivors & state.joined)
-        and survivors <= state.joined | state.fresh
-    )
-
-
-def _begin_to_mend(state: Running, rank: int) -> Step:
-    alive = state.alive - {rank}
-    mending = Mending(
-        attempt=state.attempt,
-        alive=alive,
-        joined=state.joined & alive,
-        fresh=state.fresh & alive,
-        lost=frozenset({rank}),
-        awaited=state.joined & alive,
-    )
-    return mending, (protocol.EndRound(state.attempt.restarts),)
-
-
 def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
-    if isinstance(event, protocol.WorkerEnded):
-        state = _without(state, event.rank)
-    elif isinstance(event, protocol.Parked):
-        state = replace(state, awaited=state.awaited - {event.rank})
-    elif isinstance(event, protocol.Joined | protocol.Left):
-        state = _on_joined_or_left(state, event)
-    elif isinstance(event, protocol.ParkingOver) and state.awaited:
+    if isinstance(event, protocol.ParkingOver):
         return state, (protocol.KillWorkers(tuple(sorted(state.awaited))),)
-    elif isinstance(event, protocol.Hung | protocol.SettleOver):
+    if isinstance(event, protocol.Hung | protocol.SettleOver):
         return state, ()
-    else:
+    if not isinstance(event, mending.Followed):
         return _running_on(config, state, event)
-    if not state.joined or not state.alive <= state.joined | state.fresh:
+    state = mending.follow(state, event)
+    if mending.is_hopeless(state):
         return _stop_workers(config, state, "failure")
-    return (state, ()) if state.awaited else _replace_workers(state)
-
-
-def _without(state: Mending, rank: int) -> Mending:
-    return replace(
-        state,
-        alive=state.alive - {rank},
-        joined=state.joined - {rank},
-        fresh=state.fresh - {rank},
-        lost=state.lost | {rank},
-        awaited=state.awaited - {rank},
-    )
-
-
-def _replace_workers(state: Mending) -> Step:
-    before = state.attempt
-    attempt = replace(before, round=before.round + 1, restarts=before.restarts + 1)
-    running = Running(
-        attempt=attempt,
-        alive=state.alive | state.lost,
-        joined=state.joined,
-        fresh=state.fresh | state.lost,
-    )
-    return running, (protocol.ReplaceWorkers(tuple(sorted(state.lost))),)
-
-
-# ---- notices, starts and ends of workers
+    return (state, ()) if state.awaited else mending.next_round(state)
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:

@@ -24,8 +24,7 @@ PARK_STEPS = 3
 
 @dataclass(eq=False)
 class Recovery:
-    """Belongs to the loop's thread. A round's store is the one that its oldest workers began with.
-    """
+    """Belongs to the loop's thread. The oldest workers of a round say which store it has."""
 
     loop: asyncio.AbstractEventLoop
     group: WorkerGroup
