@@ -94,7 +94,7 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
 
 
 _joined = False
-"""Whether this process has joined."""
+"""True once this process has joined."""
 
 
 class Training:
@@ -168,7 +168,7 @@ class Training:
         self._rounds.join()
 
     def recover(self, lost: CommError) -> None:
-        """Meet the other ranks in the next round, and go back to the last commit.
+        """Go back to the last commit, with the other ranks in the next round.
 
         Raises `lost` if the round is not over, as after an abort() of the program's own.
         """

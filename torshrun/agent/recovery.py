@@ -17,9 +17,9 @@ from torshrun.workers.worker import Worker
 PARK_BOUND = 300.0
 """Seconds in which the first survivor has to notice that the round is over."""
 PARK_LEAST = 5.0
-"""Seconds that the others then have at least."""
+"""Seconds that the others then have, in addition to some steps."""
 PARK_STEPS = 3
-"""They have as many times the longest step of those that have parked, in addition."""
+"""Number of steps that they have, each as long as the longest of those that have parked."""
 
 
 @dataclass(eq=False)
