@@ -40,11 +40,11 @@ def test_what_a_step_refuses(alone: Any) -> None:
     job, _ = alone
     steps = job.steps(9)
     step = next(steps)
-    with pytest.raises(tr.ConfigError, match="rank 0: commit.* of step 0 .*before its block"):
+    with pytest.raises(tr.ConfigError, match=r"rank 0: commit.* of step 0 .*before its block"):
         step.commit()
     with step:
         step.commit()
-        with pytest.raises(tr.ConfigError, match="rank 0: commit.* of step 0 .*once"):
+        with pytest.raises(tr.ConfigError, match=r"rank 0: commit.* of step 0 .*once"):
             step.commit()
     with pytest.raises(tr.ConfigError, match="behind its block"):
         step.commit()
@@ -83,7 +83,6 @@ def test_parts_that_cannot_be_recovered() -> None:
     for part, said in [
         (3, "'part': int has no state_dict"),
         (tr.checkpoint.PerRank(optimizer), "'part': what only one rank has"),
-        (tr.FullyShardedDataParallel(nn.Linear(2, 2)), r"'part': it is sharded over ranks \(FSDP"),
     ]:
         with pytest.raises(tr.ConfigError, match=said):
             tr.elastic.join(model=model, optimizer=optimizer, part=part)
@@ -112,6 +111,29 @@ def test_states_that_differ_are_named(torshrun: Launcher) -> None:
     assert out.count("the state at elastic.join() differs between ranks: model/1.bias (che") == 2
     assert "on rank(s) 1" in out
     assert "the same seed" in out
+
+
+def test_sharded_models_and_groups_are_refused(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        import torsh_runtime as tr
+        from torsh_runtime import nn, optim
+        tr.init_process_group()
+        model = tr.FullyShardedDataParallel(nn.Linear(2, 2))
+        whole = nn.Linear(2, 2)
+        optimizer = optim.SGD(whole.parameters(), lr=1.0)
+        for parts in ({"sharded": model}, {"plain": whole}):
+            try:
+                tr.elastic.join(optimizer=optimizer, **parts)
+            except tr.ConfigError as error:
+                print(error)
+            tr.new_group([0, 1])
+        """
+    )
+    code, out, err = torshrun.run("--nproc-per-node=2", script)
+    assert code == 0, err
+    assert out.count("cannot recover 'sharded': it is sharded over ranks (FSDP)") == 2
+    assert out.count("groups were made of the default group") == 2
 
 
 def test_ranks_that_do_not_join_are_named(torshrun: Launcher) -> None:

@@ -407,23 +407,26 @@ class Agent:
 
     async def _mend(self, instruction: protocol.Mend) -> None:
         if isinstance(instruction, protocol.EndRound):
-            await self._end_round(instruction)
+            await self._end_round()
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
         else:
             await self._replace_workers(instruction.ranks)
 
-    async def _end_round(self, ended: protocol.EndRound) -> None:
+    async def _end_round(self) -> None:
         self._hangs.stop()
         self._slowness.stop()
         assert self._round is not None
         await self._recovery.end_round(self._round.number)
-        self._reporting = self._start(self._report_lost(ended.restarts, self._group.endings))
 
-    async def _report_lost(self, restarts: int, endings: Sequence[Worker]) -> None:
-        """Report a failure while the survivors go on. Others may be about to join `endings`."""
-        await asyncio.sleep(machine.SETTLE_SECONDS)
-        found = await self._diagnosis.findings(list(endings), self._round)
+    async def _report_lost(
+        self, restarts: int, endings: Sequence[Worker], before: asyncio.Task[None] | None
+    ) -> None:
+        """Report a failure while the survivors go on, and after the report of the one before."""
+        if before is not None:
+            await before
+        await asyncio.sleep(machine.SETTLE_SECONDS)  # in which the last output comes
+        found = await self._diagnosis.findings(endings, self._round)
         self._diagnosis.hung = {}
         self._tell.failed(protocol.ReportFailure(restarts, "replace"), found)
         self._telemetry.count_failure(found)
@@ -437,11 +440,13 @@ class Agent:
 
     async def _replace_workers(self, ranks: Sequence[int]) -> None:
         """Begin the next round with the survivors, in the store and pages that they have."""
+        endings, before = self._group.endings, self._round
+        assert before is not None
         try:
             place = self.rendezvous.mend(time.monotonic() - self._group.begun)
             self._tell.begin_round(place)
-            before = self._round
-            assert before is not None
+            report = self._report_lost(place.restarts - 1, endings, self._reporting)
+            self._reporting = self._start(report)
             self._round = before._replace(number=place.round)
             self._tell.round_started(place)
             for rank in ranks:

@@ -188,8 +188,10 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
         if event.status and mending.can_go_on_without(config, state, event.rank):
             return mending.begin(state, event.rank)
         return _on_worker_exit(config, state, event)
-    if isinstance(event, protocol.Hung) and mending.can_go_on_without(config, state, event.suspect):
-        return state, (protocol.KillWorkers((event.suspect,), is_hang=True),)
+    if isinstance(event, protocol.Hung):
+        culprits = mending.culprits(config, state, event.suspect)
+        if culprits:
+            return state, (protocol.KillWorkers(culprits, is_hang=True),)
     return _running_on(config, state, event)
 
 

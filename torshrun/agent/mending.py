@@ -35,6 +35,16 @@ def can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
     )
 
 
+def culprits(config: LaunchConfig, state: Running, suspect: int) -> tuple[int, ...]:
+    """Return whom to kill when workers hang, so that the others go on; () if they cannot.
+
+    While a replacement has not joined, the others wait for it.
+    """
+    found = state.fresh or {suspect}
+    able = all(can_go_on_without(config, state, rank) for rank in found)
+    return tuple(sorted(found)) if able else ()
+
+
 def begin(state: Running, rank: int) -> Step:
     """End the round for the survivors of this rank, which park."""
     alive = state.alive - {rank}
@@ -46,7 +56,7 @@ def begin(state: Running, rank: int) -> Step:
         lost=frozenset({rank}),
         awaited=state.joined & alive,
     )
-    return mending, (protocol.EndRound(state.attempt.restarts),)
+    return mending, (protocol.EndRound(),)
 
 
 def follow(state: Mending, event: Followed) -> Mending:

@@ -143,10 +143,7 @@ class StopWorkers(NamedTuple):
 
 
 class EndRound(NamedTuple):
-    """Tell the survivors that the round is over, and report the failure; nobody is stopped."""
-
-    restarts: int
-    """Number of restarts before this failure."""
+    """Tell the survivors that the round is over; nobody is stopped."""
 
 
 class KillWorkers(NamedTuple):
@@ -158,7 +155,9 @@ class KillWorkers(NamedTuple):
 
 
 class ReplaceWorkers(NamedTuple):
-    """Begin the next round with the survivors, and new workers in the place of these."""
+    """Begin the next round with the survivors, and new workers in the place of these. Report why
+    these were lost.
+    """
 
     ranks: tuple[int, ...]
 

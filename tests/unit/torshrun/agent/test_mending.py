@@ -43,9 +43,9 @@ def play(
 def test_survivors_park_and_the_lost_worker_is_replaced() -> None:
     state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, KILLED))
     assert machine.summary(state)[0] == "mending"
-    assert done == [m.EndRound(0)]
+    assert done == [m.EndRound()]
     state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, FAIL), m.Parked(0, 0), m.Parked(0, 2))
-    assert done == [m.EndRound(0), m.ReplaceWorkers((1,))]
+    assert done == [m.EndRound(), m.ReplaceWorkers((1,))]
     assert isinstance(state, machine.Running)
     assert (state.attempt.round, state.attempt.restarts) == (1, 1)
     assert state.alive == {0, 1, 2}
@@ -105,7 +105,7 @@ def test_an_end_that_was_noted_before_the_round_was_formed_counts() -> None:
     state, done = play(*REPLACED, m.WorkerEnded(0, 2, KILLED))
     assert isinstance(state, machine.Mending)
     assert state.lost == {2}
-    assert done[-1] == m.EndRound(1)
+    assert done[-1] == m.EndRound()
 
 
 def test_the_last_loss_of_the_budget_stops_all() -> None:
@@ -117,6 +117,8 @@ def test_the_last_loss_of_the_budget_stops_all() -> None:
 def test_of_a_hang_only_the_suspect_is_killed() -> None:
     _, done = play(*ALL_JOINED, m.Hung(0, 15, 2))
     assert done == [m.KillWorkers((2,), is_hang=True)]
+    _, done = play(*REPLACED, m.Hung(1, 15, 0))
+    assert done[-1] == m.KillWorkers((1,), is_hang=True)  # for which the others wait
     state, _ = play(*ALL_JOINED, m.Hung(0, 15, -1))
     assert isinstance(state, machine.Stopping)
 
@@ -153,8 +155,7 @@ def test_whatever_happens_somebody_is_waited_for(events: list[m.Event]) -> None:
         ) else event  # fmt: skip
         state, done = machine.handle(CONFIG, state, now)
         if isinstance(state, machine.Mending):
-            assert state.awaited
-            assert state.awaited <= state.joined <= state.alive
+            assert frozenset() < state.awaited <= state.joined <= state.alive
             assert not state.lost & state.alive
         if isinstance(state, machine.Running) and any(
             isinstance(each, m.ReplaceWorkers) for each in done
