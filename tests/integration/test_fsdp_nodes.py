@@ -100,3 +100,23 @@ def test_nodes_of_unequal_numbers_of_ranks_need_groups() -> None:
     with plugged(2) as hosts:
         for text in run_on_hosts([hosts[0], hosts[0], hosts[1]], uneven, 60.0):
             assert "unequal numbers of ranks, 2, 1" in text
+
+
+def trains_whole(rank: int) -> dict[tuple[str, str], float]:
+    """Return how far parameters are from one process's, with optimizers that need whole ones."""
+    from support.whole_optimizers import KINDS, difference
+
+    ways = [("Lamb", "full"), ("Lamb", "hybrid"), ("Muon", "grad-and-optimizer")]
+    return {
+        (kind, strategy): difference(kind, rank, 4, False, strategy=strategy)
+        for kind, strategy in ways
+        if kind in KINDS
+    }
+
+
+def test_optimizers_of_whole_matrices_train_over_nodes_as_in_one_process() -> None:
+    """torch's function clips gradients, whose norm is that of all ranks."""
+    with plugged(2) as hosts:
+        for result in run_on_hosts([hosts[0], hosts[0], hosts[1], hosts[1]], trains_whole, 90.0):
+            assert not isinstance(result, Raised), result.error.args[0]
+            assert {way: far for way, far in result.items() if not far < 1e-12} == {}

@@ -99,6 +99,7 @@ def three_dimensions(rank: int) -> None:
     manager = tr.ProcessGroupManager(config)
     place = manager.rank_mapping
     assert (place.pp_rank, place.dp_rank, place.tp_rank) == (rank // 2, 0, rank % 2)
+    assert manager.group_ids.get_dp_group_id(tp_rank=1, pp_rank=0) == "dp_group_tp1_pp0"
     assert tr.RankMapping.from_3d_coords(config, 0, place.tp_rank, place.pp_rank) == rank
     assert manager.get_pp_process_group().ranks == (rank % 2, rank % 2 + 2)
     own = np.full(2, rank, np.float32)

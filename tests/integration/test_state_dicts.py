@@ -113,6 +113,7 @@ def test_what_does_not_fit_is_refused_on_all_ranks(saved: tuple[Path, dict[int, 
         assert "is float32 of shape (2,) there, and float64 of shape () here" in found["shape"]
         assert "rank 1" in found["one rank"]
         assert "flatten_optimizer_state_dict=True is not supported" in found["flat"]
+        assert "options must be a StateDictOptions, not dict" in found["dict"]
         assert "broadcast_from_rank0=True requires full_state_dict=True" in found["from first"]
         assert "a parameter of shape (2, 2) that is of no model" in found["stranger"]
         assert "first.weight' is float64 of shape (17, 17) there" in found["other part"]

@@ -293,6 +293,7 @@ def refused(rank: int) -> dict[str, str]:
         "shape": raised(lambda: set_it(training.model, wrong)),
         "one rank": raised(lambda: set_it(training.model, wrong if rank == 1 else model)),
         "flat": raised(lambda: get_it(training.model, training.optimizer, options=flat)),
+        "dict": raised(lambda: get_it(training.model, other, options={"cpu_offload": True})),
         "from first": raised(lambda: set_it(training.model, model, options=from_first)),
         "stranger": raised(lambda: get_it(training.model, other, options=ON_HOST)),
         "other part": raised(lambda: set_it(training.model, alone)),

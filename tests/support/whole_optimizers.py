@@ -150,16 +150,23 @@ def alone(name: str) -> dict[str, Any]:
     return dict(model.state_dict())
 
 
-def difference(name: str, rank: int, ranks: int, gathers: bool, saved: Path | None = None) -> float:
+def difference(
+    name: str,
+    rank: int,
+    ranks: int,
+    gathers: bool,
+    saved: Path | None = None,
+    strategy: str = "full",
+) -> float:
     """The largest difference from one process; if `saved` is given, across a checkpoint."""
     with without_common_memory(gathers):
-        model = _wrapped()
+        model = _wrapped(strategy)
     optimizers = KINDS[name](model)
     half = range(STEPS // 2), range(STEPS // 2, STEPS)
     train(model, optimizers, half[0], own_rows(rank, ranks))
     if saved is not None:
         tr.checkpoint.Checkpointer(saved).save(1, _state(model, optimizers))
-        model = _wrapped()
+        model = _wrapped(strategy)
         optimizers = KINDS[name](model)
         tr.checkpoint.Checkpointer(saved).load(_state(model, optimizers))
     train(model, optimizers, half[1], own_rows(rank, ranks))
@@ -167,9 +174,9 @@ def difference(name: str, rank: int, ranks: int, gathers: bool, saved: Path | No
     return max(float((found[key] - expected[key]).abs().max()) for key in expected)
 
 
-def _wrapped() -> Any:
-    policy = tr.SizeBasedAutoWrap(50)
-    return tr.FullyShardedDataParallel(Net(), auto_wrap_policy=policy, min_num_params=0)
+def _wrapped(strategy: str = "full") -> Any:
+    options: dict[str, Any] = {"auto_wrap_policy": tr.SizeBasedAutoWrap(50), "min_num_params": 0}
+    return tr.FullyShardedDataParallel(Net(), sharding_strategy=strategy, **options)
 
 
 def _state(model: Any, optimizers: Sequence[Any]) -> dict[str, Any]:

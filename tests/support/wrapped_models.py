@@ -78,6 +78,9 @@ class Coder(nn.Module):
     def generate(self, inputs: torch.Tensor) -> torch.Tensor:
         return self(self(inputs))
 
+    def penalty(self) -> torch.Tensor:
+        return torch.stack([each.square().sum() for each in self.parameters()]).sum()
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return torch.tanh(self.encode(inputs))
 
@@ -143,11 +146,15 @@ def by_methods(gathers: bool, rank: int) -> list[float]:
 
     def registered(model: nn.Module) -> Any:
         wrapped = sharded(model)
-        tr.register_fsdp_forward_method(wrapped, "encode")
+        for name in ("encode", "penalty"):
+            tr.register_fsdp_forward_method(wrapped, name)
         return wrapped
 
     def encoded(model: Any, inputs: torch.Tensor) -> torch.Tensor:
         return model.encode(inputs)
+
+    def with_a_penalty(model: Any, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat([model(inputs), model.penalty().sqrt().expand(len(inputs), 1)], 1)
 
     def past_the_wrapper(model: Any, inputs: torch.Tensor) -> torch.Tensor:
         return getattr(model, "module", model)(inputs)
@@ -155,6 +162,7 @@ def by_methods(gathers: bool, rank: int) -> list[float]:
     with without_common_memory(gathers):
         return [
             largest_difference(Coder, rank, registered, call=encoded),
+            largest_difference(Coder, rank, registered, call=with_a_penalty),
             largest_difference(Coder, rank, sharded, call=past_the_wrapper),
         ]
 

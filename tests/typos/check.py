@@ -4,6 +4,7 @@ Typos of the kinds that people make are planted in a copy of the packages, at pl
 seed decides: one in a file, so that what mypy says of a place is due to its own typo. Then mypy
 runs once, as scripts/check runs it. A typo is named if mypy finds an error in its file, where it
 finds none without it: a name that is misspelt where it is made is missed where it is used.
+What mypy misses, the check of unread attributes may name: such typos are printed, and not counted.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from support import attributes
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("torsh_runtime/parallel", "torsh_runtime/backends", "torsh_runtime/comm", "torshrun")
@@ -197,7 +201,7 @@ def named_by_mypy(root: Path) -> Callable[[Planted], bool]:
 
 def copy(place: Path) -> Path:
     """Copy what mypy looks at, with what it knows of it."""
-    for name in ("torshrun", "torsh_runtime", "stubs", ".mypy_cache"):
+    for name in ("torshrun", "torsh_runtime", "benchmarks", "tests", "stubs", ".mypy_cache"):
         if (ROOT / name).exists():
             shutil.copytree(ROOT / name, place / name)
     shutil.copy2(ROOT / "pyproject.toml", place)
@@ -217,9 +221,11 @@ def main() -> int:
         for each in planted:
             plant(root, each)
         is_named = named_by_mypy(root)
+        unread = {line.partition(":")[0] for line in attributes.never_read(root)}
     named = [each for each in planted if is_named(each)]
     for each in planted:
-        print("named     " if each in named else "NOT NAMED ", each)
+        missed = "unread    " if str(each.file) in unread else "NOT NAMED "
+        print("named     " if each in named else missed, each)
     score_of = Counter("/".join(each.file.parts[:3]) for each in named)
     for package, count in sorted(Counter("/".join(e.file.parts[:3]) for e in planted).items()):
         print(f"{package}: {score_of[package]} of {count}")

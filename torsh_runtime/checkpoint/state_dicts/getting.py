@@ -55,6 +55,7 @@ def get_model_state_dict(
     Raises:
         ConfigError: On all ranks if a tensor cannot be made whole, or if other ranks call something
             else.
+        TypeError: If `options` has neither class.
 
     Example:
         ```python

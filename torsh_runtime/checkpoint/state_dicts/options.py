@@ -41,9 +41,14 @@ class StateDictOptions:
 
     @classmethod
     def of(cls, options: Any) -> StateDictOptions:
-        """Return options of this class or torch's as ones of this class."""
+        """Return options of this class or torch's as ones of this class. Raises TypeError."""
         if options is None:
             return cls()
+        if not all(hasattr(options, each.name) for each in fields(cls)):
+            raise TypeError(
+                f"options must be a StateDictOptions, not {type(options).__name__}: write "
+                f"options=tr.StateDictOptions(full_state_dict=True)"
+            )
         if getattr(options, "flatten_optimizer_state_dict", False):
             raise ConfigError(
                 "flatten_optimizer_state_dict=True is not supported: leave it out, so that the "
