@@ -24,7 +24,7 @@ file behind that path, if it is inode 77 of device 5. Each worker owns the 2**40
 local rank times 2**40 on."""
 
 REPLACEMENT = "TORSH_REPLACEMENT"
-"""Variable that is 1 in a worker that takes the place of a lost one while the others go on."""
+"""Variable that is 1 in a worker that takes the place of a lost one while the others continue."""
 
 RECOVERY = "torsh/recovery/"
 """Prefix, in the round's store, of what a job that recovers without restarts writes there:
@@ -90,7 +90,7 @@ class WorkerEnv:
     metrics_at: str = ""
     """URL at which the agent serves its workers' metrics; "" is none."""
     is_replacement: bool = False
-    """True if it takes the place of a worker that was lost while the others go on."""
+    """True if it takes the place of a worker that was lost while the others continue."""
     ends_at: float | None = None
     """End of the job's time on this node, in seconds of its monotonic clock; None if unknown."""
 

@@ -1,4 +1,4 @@
-"""Workers that are lost while the others go on: same processes, same bits."""
+"""Workers that are lost while the others continue: same processes, same bits."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_others_go_on_with_the_same_bits(torshrun: Launcher, folder: Path, c
     if not any("heal" in each for each in losses):
         for rank, pids in found.starts.items():
             assert len(pids) == 1 + victims.count(rank), (rank, err)
-    assert err.count("replaced while the others go on") == len(losses), err
+    assert err.count("replaced while the others continue") == len(losses), err
     assert "restarting" not in err
 
 
@@ -169,7 +169,7 @@ def test_when_the_budget_is_spent_the_job_ends_as_ever(torshrun: Launcher) -> No
     losses = ["raise:forward:3:1", "raise:forward:5:2"]
     code, out, err = torshrun.run(*launch, SCRIPT, "nn", "15", *losses)
     assert code == 79, err
-    assert err.count("replaced while the others go on") == 1
+    assert err.count("replaced while the others continue") == 1
     assert "rank 2 failed first" in err or "rank 2 most likely failed first" in err, err
     assert "this rank is to fail in forward" in err
     assert "no restarts left" in err

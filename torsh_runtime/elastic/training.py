@@ -98,7 +98,16 @@ _joined = False
 
 
 class Training:
-    """Gives the steps of a training, each until all ranks have committed it."""
+    """Gives the steps of a training, each until all ranks have committed it; join() returns it.
+
+    Example:
+        ```python
+        job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler)
+        print("begins at step", job.number)
+        for step in job.steps(1000):
+            train(step)
+        ```
+    """
 
     def __init__(
         self, parts: Parts, group: ProcessGroup | None, seed: int, rounds: Rounds | None
@@ -266,7 +275,15 @@ class Training:
 
 
 class Step:
-    """Represents one attempt at a step; a context manager around the work of that step."""
+    """Represents one attempt at a step; a context manager around the work of that step.
+
+    Example:
+        ```python
+        with step:
+            loss(model(step.next(sampler))).backward()
+            step.commit()
+        ```
+    """
 
     def __init__(self, training: Training, number: int) -> None:
         """Prepare the attempt."""

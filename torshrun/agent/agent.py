@@ -403,7 +403,7 @@ class Agent:
         self._tell.start_failed(self._diagnosis.no_start)
         self._post(protocol.NotStarted(self._tell.round))
 
-    # ---- workers that are replaced while the others go on
+    # ---- workers that are replaced while the others continue
 
     async def _mend(self, instruction: protocol.Mend) -> None:
         if isinstance(instruction, protocol.EndRound):

@@ -80,7 +80,7 @@ def outlook(report: protocol.ReportFailure, budget: int) -> str:
         return f"{attempt}: restarting {when}, {left} of {budget} restarts left"
     if report.sequel == "replace":
         left = budget - report.restarts - 1
-        return f"{attempt}: replaced while the others go on, {left} of {budget} restarts left"
+        return f"{attempt}: replaced while the others continue, {left} of {budget} restarts left"
     why = {
         "budget spent": ", no restarts left",
         "same start": " in the same way at its start as before, so it is not started again "

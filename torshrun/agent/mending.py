@@ -1,4 +1,4 @@
-"""Decides how lost workers are replaced while the others go on. Pure, a part of the machine."""
+"""Decides how lost workers are replaced while the others continue. Pure, a part of the machine."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
 
 
 def culprits(config: LaunchConfig, state: Running, suspect: int) -> tuple[int, ...]:
-    """Return whom to kill when workers hang, so that the others go on; () if they cannot.
+    """Return whom to kill when workers hang, so that the others continue; () if they cannot.
 
     While a replacement has not joined, the others wait for it.
     """

@@ -190,7 +190,7 @@ class ReportFailure(NamedTuple):
     restarts: int
     sequel: base.Sequel | Literal["undecided", "replace"]
     """undecided: the nodes decide together, once the others have stopped their workers. replace:
-    the lost workers are replaced, and the others go on."""
+    the lost workers are replaced, and the others continue."""
     delay: float = 0.0
     """Seconds until the restart."""
     unkillable: tuple[str, ...] = ()

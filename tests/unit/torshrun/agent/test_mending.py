@@ -1,4 +1,4 @@
-"""How the machine replaces lost workers while the others go on."""
+"""How the machine replaces lost workers while the others continue."""
 
 from __future__ import annotations
 
