@@ -84,7 +84,9 @@ def main() -> None:
     sampler = tr.elastic.ElasticSampler(SAMPLES, BATCH)
     watch(healing, "_send", "heal", None)
     present = [0]
-    job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler)
+    schedules: Any = optim if sys.argv[1] == "nn" else sys.modules["torch"].optim.lr_scheduler
+    schedule = schedules.StepLR(optimizer, step_size=4, gamma=0.9)
+    job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler, schedule=schedule)
     watch(Parts, "agree_on_buffers", "vote", present)
     watch(optimizer, "step", "half", present)
     print(f"start {tr.get_rank()} {os.getpid()} {job.number}", flush=True)
@@ -99,6 +101,7 @@ def main() -> None:
             pass_point("backward", step.number)
             time.sleep(PAUSE)
             step.commit()
+            schedule.step()
             print("step", step.number, *indices, repr(number(loss)), flush=True)
             pass_point("committed", step.number)
     total = [

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,17 @@ from torsh_runtime.parallel.state.optimizers import is_optimizer
 _INSTEAD = "or use tr.elastic.State, which restarts all workers after a loss"
 
 
+class _Kept(NamedTuple):
+    """Holds what a step may change before its commit."""
+
+    states: dict[str, Any]
+    """The states of parts that are neither models nor optimizers, by name."""
+    buffers: list[np.ndarray[Any, Any]]
+    """The bytes of the models' buffers."""
+    options: list[dict[str, Any]]
+    """The options of the optimizers' groups, such as the learning rate."""
+
+
 class Parts:
     """Holds models, optimizers, and other objects with a state_dict(), by name."""
 
@@ -45,8 +56,7 @@ class Parts:
         self._others = {n: each for n, each in named.items() if not _is_in(each, others)}
         samplers = [each for each in self._others.values() if isinstance(each, ElasticSampler)]
         self.batches = Batches(samplers)
-        self._kept: dict[str, Any] = {}
-        self._kept_buffers: list[np.ndarray[Any, Any]] = []
+        self._kept: _Kept | None = None
 
     def agree_on_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as DistributedDataParallel does before a pass."""
@@ -62,15 +72,26 @@ class Parts:
 
     def keep(self) -> None:
         """Remember what a step changes before its commit."""
-        self._kept = {name: copy.deepcopy(each.state_dict()) for name, each in self._others.items()}
-        self._kept_buffers = [_bytes_of(each) for each in self._buffers()]
+        self._kept = _Kept(
+            {name: copy.deepcopy(each.state_dict()) for name, each in self._others.items()},
+            [_bytes_of(each) for each in self._buffers()],
+            [copy.deepcopy(_options(group)) for group in self._groups()],
+        )
+
+    def forget(self) -> None:
+        """Forget what was remembered: the state is to stay as it is."""
+        self._kept = None
 
     def go_back(self) -> None:
         """Restore what was remembered, for a step that is to be repeated."""
-        for name, state in self._kept.items():
+        if self._kept is None:
+            return
+        for name, state in self._kept.states.items():
             self._others[name].load_state_dict(copy.deepcopy(state))
-        for buffer, kept in zip(self._buffers(), self._kept_buffers, strict=False):
+        for buffer, kept in zip(self._buffers(), self._kept.buffers, strict=True):
             copy_in(buffer, kept)
+        for group, options in zip(self._groups(), self._kept.options, strict=True):
+            group.update(copy.deepcopy(options))
 
     def begin_anew(self) -> None:
         """Drop gradients that were being averaged, and batches that were drawn."""
@@ -84,6 +105,10 @@ class Parts:
         """Drop all gradients."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        for optimizer in self._optimizers:
+            yield from optimizer.param_groups
 
     def _buffers(self) -> Iterator[Any]:
         for model in self._models:
@@ -129,6 +154,10 @@ def _is_torchs(model: Any) -> bool:
 
 def _is_in(part: object, others: tuple[object, ...]) -> bool:
     return any(part is each for each in others)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
 
 
 def _bytes_of(buffer: Any) -> np.ndarray[Any, Any]:

@@ -160,7 +160,6 @@ class Training:
 
     def begin(self) -> None:
         """Begin with the state as it is, which is the same on all ranks."""
-        self._parts.keep()
         self._is_whole = True
         if self._rounds is not None:
             self._rounds.follow()
@@ -213,13 +212,15 @@ class Training:
         if healing:
             self._is_whole = rank in whole  # what is being filled is empty until it is complete
             heal(group, self._parts.named, whole, healing)
+        if not self._is_whole:
+            self._parts.forget()
         self.number = newest
         self._parts.begin_anew()
-        self._parts.keep()
         self._is_whole = True
 
-    def seed_step(self) -> None:
-        """Seed the generators of Python, numpy, torch and tr.nn for this step of this rank."""
+    def begin_step(self) -> None:
+        """Remember the state, and seed the generators for this step of this rank."""
+        self._parts.keep()
         given = np.random.SeedSequence((self._seed, self.number, self.rank))
         first, second = (int(each) for each in given.generate_state(2, np.uint32))
         random.seed(first)
@@ -250,17 +251,13 @@ class Training:
                 )
         self._is_whole = False
         self._parts.step()
-        self._parts.keep()
+        self._parts.forget()
         self.number += 1
         self._is_whole = True
 
     def note_time(self, seconds: float) -> None:
         """Note how long a step took."""
         self._longest = max(self._longest, seconds)
-
-    def drop(self) -> None:
-        """Drop the gradients of a step that is repeated."""
-        self._parts.drop_gradients()
 
     def _all_are_through(self) -> bool:
         """Return whether no rank needs this one any more."""
@@ -353,7 +350,7 @@ class Step:
             )
         self._state, self._begun = "open", time.monotonic()
         report_step(self.number)
-        self._training.seed_step()
+        self._training.begin_step()
         return self
 
     def __exit__(
