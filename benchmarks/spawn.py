@@ -54,6 +54,12 @@ def start(options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
     return workers
 
 
+def last_end(workers: list[subprocess.Popen[bytes]]) -> int:
+    """Wait for all, whoever fails. Return the exit status of rank 0."""
+    statuses = [worker.wait() for worker in workers]
+    return statuses[0]
+
+
 def first_failure(workers: list[subprocess.Popen[bytes]]) -> int:
     """Wait for all; on the first bad exit kill the rest, and print who failed. Return 0 or 1."""
     while any(worker.poll() is None for worker in workers):
@@ -75,6 +81,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--namespaces", type=_pids, default=(), help="a process in each, by pid: PID,PID,...")
     add("--address", default="127.0.0.1", help="where rank 0 may listen")
+    add("--outlive", action="store_true", help="ranks that fail end no others")
     add("ranks", type=int)
     add("command", nargs=argparse.REMAINDER)
     return parser.parse_args(arguments)
@@ -85,4 +92,5 @@ def _pids(text: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(first_failure(start(parse())))
+    given = parse()
+    raise SystemExit((last_end if given.outlive else first_failure)(start(given)))

@@ -64,7 +64,7 @@ def init_process_group(
         group_name: Makes no difference.
         pg_options: Must be None.
         device_id: The GPU that becomes this thread's current one, by number or as torch's device;
-            without `backend` that is then nccl.
+            without `backend` that is then "cpu:native,cuda:nccl".
 
     Returns:
         The default group.
@@ -97,7 +97,7 @@ def init_process_group(
     if kind is BackendType.SINGLE and env.world_size != 1:
         raise ConfigError(f"backend 'single' is for one rank; world_size is {env.world_size}")
     use_device(device_id, kind)
-    if "torch" in sys.modules:
+    if sys.modules.get("torch") is not None:
         from torsh_runtime.integrations.torch.allocator import tune_allocator
 
         tune_allocator()  # before there is a model, since torch uses huge pages from then on

@@ -106,7 +106,8 @@ SCHEMA: Mapping[str, Kind] = {
         },
     ),
     "start_failed": Kind(
-        "The round's workers, or some of them, could not be started.",
+        "The round's workers, or some of them, could not be started, or none can be again on a "
+        "broken GPU.",
         {"reason": Fact("text", "Why, as on stderr.")},
     ),
     "worker_exited": Kind(

@@ -14,6 +14,8 @@ BUDGET_SPENT = 79
 """Restarts were allowed, and all are used up."""
 HUNG = 80
 """The workers made no progress for --hang-timeout."""
+GPU_BROKEN = 81
+"""A GPU of this node is broken: no job should run on it before it is reset or repaired."""
 CANNOT_EXECUTE = 126
 """Code of a program that exists but could not be executed when it was started."""
 NOT_FOUND = 127

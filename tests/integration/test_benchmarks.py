@@ -15,6 +15,8 @@ from support.etcd_servers import binary_or_skip
 from support.hosts import needs_hosts
 from support.processes import soon
 
+from benchmarks.gpu import CASES, measured
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 TIMEOUT = 600
 """Seconds after which a benchmark hangs, however busy the machine is."""
@@ -293,3 +295,16 @@ def test_memory() -> None:
 def test_flight_faults() -> None:
     printed = run("flight_faults.py", "--bars")
     assert "faults explained: pass" in printed
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_of_gpus_measures_what_its_bars_are_for(name: str) -> None:
+    """On the CPU, which has no peaks; what is measured of the other figures means nothing here."""
+    pytest.importorskip("torch")
+    figures = measured(name, TIMEOUT, ["--quick", "--device", "cpu"])
+    for bar in CASES[name].bars:
+        assert {bar.what, bar.beside or bar.what} <= figures.keys()
+    errors = [bar for bar in CASES[name].bars if "error" in bar.what or bar.unit == "s"]
+    for bar in errors:
+        assert figures[bar.what] <= bar.limit

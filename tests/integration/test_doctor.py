@@ -24,7 +24,7 @@ from torshrun.ctl.doctor import probes, stores, versions
 from torshrun.ctl.doctor.finding import SEVERITIES
 
 AREAS = (
-    *("versions", "machine", "kernel", "gpus", "network", "names", "ports", "limits"),
+    *("versions", "machine", "kernel", "gpus", "fabric", "network", "names", "ports", "limits"),
     "environment",
 )
 
@@ -166,7 +166,7 @@ def test_as_nobody_in_a_bare_place() -> None:
         'mount -t tmpfs -o ro none /proc/net; exec "$@"'
     )
     within = ["unshare", "--mount", "--net", "sh", "-c", script, "sh", "env", "-i", *_as_nobody()]
-    areas = "--only=machine,kernel,gpus,network,names,ports,limits,environment"
+    areas = "--only=machine,kernel,gpus,fabric,network,names,ports,limits,environment"
     _, told = run_doctor(areas, f"--master-port={free_port()}", within=within)
     failed = [each for each in told["findings"] if "could not be examined" in each["value"]]
     assert failed == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from torsh_runtime.store.endpoint import TcpEndpoint
 from torshrun.config.job import Address
 from torshrun.ctl.doctor.links import orders
 from torshrun.ctl.doctor.links.orders import About, LinkError, Measured
+from torshrun.topology.gpus import visible
 
 SECRET = secrets.token_hex(32)
 KEY = orders.doctor_key(SECRET)
@@ -141,6 +143,14 @@ def test_an_all_reduce_and_the_node_that_fails(peer: Address, tmp_path: Path) ->
     assert fails["nodes"] == ["here", broken]
     assert "no numpy on this node" in fails["failure"]
     assert findings(told, "links")[f"all_reduce here - {broken}"]["severity"] == "problem"
+
+
+@pytest.mark.skipif(bool(visible(os.environ)), reason="there are GPUs here")
+def test_a_check_of_gpus_says_where_there_is_none(peer: Address) -> None:
+    argv = ("--only=links", "--network-check", "--gpus", f"--peers={peer}")
+    code, told = run_doctor(*argv, environ=clean(TORSH_SECRET=SECRET))
+    [found] = told["all_reduces"]
+    assert (code, "GPU" in found["failure"]) == (1, True), found
 
 
 # ---- hosts of their own

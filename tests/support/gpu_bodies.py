@@ -142,6 +142,48 @@ def lose_a_rank(gpu: int) -> str:
     return ""
 
 
+def go_on(gpu: int) -> float:
+    """What an all_reduce of ones gives the survivors when rank 1 has ended; before that, messages
+    of two of the three ranks have come before anything that takes all."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(device_id=gpu, timeout=PATIENCE)
+    values = torch.ones(1000, device=f"cuda:{gpu}")
+    if tr.get_rank() == 0:
+        tr.send(values, 2)
+    elif tr.get_rank() == 2:
+        tr.recv(values, 0)
+    tr.all_reduce(values)
+    torch.cuda.synchronize()
+    if tr.get_rank() == 1:
+        os._exit(0)
+    with suppress(tr.CommError):
+        while True:
+            tr.all_reduce(values)
+            torch.cuda.synchronize()
+    tr.shrink_group([1])
+    values = torch.ones(1000, device=f"cuda:{gpu}")
+    tr.all_reduce(values)
+    found = float(values.max())
+    tr.destroy_process_group()
+    return found
+
+
+def reduce_float8(gpu: int, dtype: str) -> list[list[float]]:
+    """What an all_gather and an all_reduce of small numbers in a float of 8 bits give; the latter
+    is [] where NCCL or the GPU has none."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(device_id=gpu, timeout=PATIENCE)
+    own = torch.full((4,), 1.0 + tr.get_rank(), device=f"cuda:{gpu}").to(getattr(torch, dtype))
+    everyone = torch.zeros(8, device=own.device).to(own.dtype)
+    tr.all_gather_into_tensor(everyone, own)
+    found = [everyone.float().tolist(), []]
+    with suppress(TypeError):
+        tr.all_reduce(own)
+        found[1] = own.float().tolist()
+    tr.destroy_process_group()
+    return found
+
+
 def average(gpu: int, stream: bool) -> tuple[float, float]:
     """How far gradients that DDP has averaged on GPUs are from their mean, and their norm from its;
     on a stream that is not the default one, if so asked, whose work takes long."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from torsh_runtime.arrays.devices import is_for_rocm, way_out
 from torsh_runtime.numpy_or_cupy import bfloat16
 
 
@@ -22,8 +23,7 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise TypeError(
             f"a {tensor.layout} tensor on {tensor.device} cannot take part in a collective of a "
-            f"CPU backend; use a dense one on the CPU, or backend 'nccl' for CUDA tensors, "
-            f"'cpu:native,cuda:nccl' for both"
+            f"CPU backend; {_instead(tensor.device.type)}"
         )
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
@@ -41,6 +41,17 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
             f"a {type(tensor).__name__} has no memory of its own; pass the tensor that it stands "
             f"for (of a DTensor: to_local())"
         ) from None
+
+
+def _instead(device: str) -> str:
+    if device == "cpu":
+        return "use a dense one"
+    if device == "cuda" and not is_for_rocm():
+        return (
+            "use a dense one on the CPU, or backend 'nccl' for CUDA tensors, "
+            "'cpu:native,cuda:nccl' for both"
+        )
+    return way_out(device)
 
 
 def _opaque(tensor: torch.Tensor) -> NDArray[Any]:

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.errors import TorshError
 from torsh_runtime.transitions import Machine
+from torshrun import exit_codes
 from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.diagnosis import Diagnosis, Findings
+from torshrun.agent.gpus import GpuChecks, make_probe
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.recovery import Recovery
 from torshrun.agent.round import Round, ServeStore, first_worker
@@ -89,7 +91,8 @@ class Agent:
         self._group = WorkerGroup(
             self.keeper, self.pump, self._loop, self, self.commit_memory.inherited()
         )
-        self._telemetry = Telemetry(config, self._group)
+        self._gpus = GpuChecks(make_probe(self.spec.environ), lambda text: self._tell.say(text))
+        self._telemetry = Telemetry(config, self._group, self._gpus.read)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record, self._keep_finding)
         self._watchdog = Watchdog(self._group, config.agent_timeout, self._on_heartbeat)
         self._keeper_watchdog = KeeperWatchdog(self.keeper, config.agent_timeout, self._tell.say)
@@ -329,6 +332,9 @@ class Agent:
         left = [worker for worker in self._group.workers if worker.alive]
         endings = [*self._group.endings, *left]
         found = self._found = await self._diagnosis.findings(endings, self._round)
+        broken = await self._gpus.find_faults() if found.cause and not self._last_signal else ""
+        if broken:
+            self._tell.gpus_broken(broken)
         self._tell.where_they_stood(await self._diagnosis.standing(endings))
         report = base.Report(
             round=self._tell.round,
@@ -341,7 +347,7 @@ class Agent:
             follows=found.kind == "peer lost",
             testimony=found.testimony,
         )
-        self._post(protocol.Diagnosed(report, unkillable))
+        self._post(protocol.Diagnosed(report, unkillable, broken))
 
     # ---- instructions
 
@@ -381,6 +387,9 @@ class Agent:
         if self._watchdog.expired:  # the keeper's timer has run out before there was any worker
             self.on_dead_man()
             return
+        if broken := await self._gpus.find_faults():
+            self._refuse_start(broken, exit_codes.GPU_BROKEN)
+            return
         try:
             await self._close_round()
             workers = config.nproc_per_node
@@ -396,12 +405,13 @@ class Agent:
             if config.is_alone and config.max_restarts:
                 self._recovery.start(store.store)
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
-            self._on_failed_start(error)
+            self._refuse_start(f"cannot start the workers: {error}")
 
-    def _on_failed_start(self, error: Exception) -> None:
-        self._diagnosis.no_start = f"cannot start the workers: {error}"
-        self._tell.start_failed(self._diagnosis.no_start)
-        self._post(protocol.NotStarted(self._tell.round))
+    def _refuse_start(self, reason: str, code: int = 0) -> None:
+        """End the round that was about to begin."""
+        self._diagnosis.no_start = reason
+        self._tell.start_failed(reason)
+        self._post(protocol.NotStarted(self._tell.round, code=code))
 
     # ---- workers that are replaced while the others continue
 
@@ -461,7 +471,7 @@ class Agent:
             await self._recovery.begin_round(place.round, place.restarts)
             self._group.replace([each for each in everyone if each.worker.rank in ranks])
         except (OSError, RuntimeError, TorshError) as error:
-            self._on_failed_start(error)
+            self._refuse_start(f"cannot start the workers: {error}")
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
@@ -529,6 +539,7 @@ class Agent:
         self._tell.output_lost(self.pump.lost)
         self._tell.job_finished(state)
         self._telemetry.close()
+        self._gpus.close()
         if not await self.pump.finish(self.pump.close, self._stall):
             self.pump.give_up()
         # The exit code stands: nothing may change it while the interpreter ends.

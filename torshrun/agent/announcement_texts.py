@@ -74,6 +74,8 @@ def outlook(report: protocol.ReportFailure, budget: int) -> str:
     attempt = f"attempt {report.restarts + 1} of {budget + 1}"
     if report.sequel == "undecided":
         return f"{attempt}: the other nodes are told"
+    if report.sequel == "broken":
+        return f"{attempt}: this node leaves the job, as its GPUs cannot be used"
     if report.sequel == "restart":
         left = budget - report.restarts - 1
         when = f"in {report.delay:.1f} s" if report.delay else "now"

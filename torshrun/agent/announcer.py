@@ -168,6 +168,11 @@ class Announcer:
         self.say(f"error: {reason}")
         self.emit("start_failed", reason=reason)
 
+    def gpus_broken(self, reason: str) -> None:
+        """Announce after a failure that no workers can run here any more."""
+        self.say(f"error: {printable(reason)}")
+        self.emit("start_failed", reason=reason)
+
     def noticed(self, signo: int, passed_on: bool) -> None:
         self.emit("notice", signal=signal_name(signo))
         what = "passing it on to the workers" if passed_on else "no worker runs to pass it on to"

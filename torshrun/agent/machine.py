@@ -165,12 +165,15 @@ def _tell_failure(
     """Return the report of a failure of this node for the user, unless it was made before."""
     if state.told or state.report is None:
         return ()
-    if state.report.outcome not in ("failed", "hung", "noticed") and not state.unkillable:
+    has_left = bool(state.unkillable) or state.is_broken
+    if state.report.outcome not in ("failed", "hung", "noticed") and not has_left:
         return ()
     if state.report.outcome == "noticed" and not state.report.signo and not state.unkillable:
         return ()  # a worker that says by its exit code that it made room has not failed
     if state.unkillable:
         sequel = "unkillable"
+    elif state.is_broken:
+        sequel = "broken"
     elif sequel != "restart" and (state.stopped_by or state.report.outcome == "noticed"):
         sequel = "stopped"
     return (protocol.ReportFailure(state.attempt.restarts, sequel, delay, state.unkillable),)
@@ -206,7 +209,8 @@ def _running_on(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, protocol.Hung):
         return _stop_workers(config, state, "hang", signo=event.signo)
     if isinstance(event, protocol.NotStarted):
-        return _stop_workers(config, state, "no start", code=_code_of_no_start(event.errno))
+        code = event.code or _code_of_no_start(event.errno)
+        return _stop_workers(config, state, "no start", code=code)
     if isinstance(event, protocol.DeadManFired):
         return _stop_workers(config, state, "dead man", code=exit_codes.LOST)
     return state, ()
@@ -331,6 +335,7 @@ def _stopping(config: LaunchConfig, state: Stopping, event: Event) -> Step:
         attempt=state.attempt,
         report=report,
         unkillable=event.unkillable,
+        is_broken=bool(event.broken) and report.code == exit_codes.GPU_BROKEN,
         stopped_by=state.stopped_by,
     )
     if isinstance(state.decided, base.JobOver):
@@ -347,6 +352,9 @@ def _stopping(config: LaunchConfig, state: Stopping, event: Event) -> Step:
 def _report(config: LaunchConfig, state: Stopping, event: protocol.Diagnosed) -> base.Report:
     found = event.report
     outcome, code = _what_became(config, state, found)
+    if event.broken and outcome in ("failed", "hung"):
+        outcome, code = "lost", exit_codes.GPU_BROKEN
+        found = replace(found, cause=event.broken)
     if event.unkillable:
         outcome, code = "lost", code or (0 if state.stopped_by else exit_codes.LOST)
     cause = found.cause if outcome in ("failed", "hung", "lost") else ""

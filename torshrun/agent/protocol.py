@@ -28,6 +28,8 @@ class NotStarted(NamedTuple):
     round: int
     errno: int = 0
     """Error with which the system refused the program; 0 if starting it was not attempted."""
+    code: int = 0
+    """Exit code for that; 0: the one that `errno` has."""
 
 
 class DeadManFired(NamedTuple):
@@ -102,6 +104,8 @@ class Diagnosed(NamedTuple):
     """Report as if the root cause were everything; its code is 0 if no worker failed."""
     unkillable: tuple[str, ...] = ()
     """Processes that outlived SIGKILL, as a person would name them."""
+    broken: str = ""
+    """Reason why no workers can run on this node's GPUs any more; "" if nothing shows that."""
 
     @property
     def round(self) -> int:

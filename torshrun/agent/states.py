@@ -69,6 +69,8 @@ class Waiting:
     """Report of the round before; None before the first one."""
     unkillable: tuple[str, ...] = ()
     """Processes that it left."""
+    is_broken: bool = False
+    """True if workers failed, and the GPUs here can be used no more."""
     told: bool = False
     """True if the user knows of its failure."""
     settled: bool = False

@@ -25,6 +25,7 @@ from torshrun.workers.logs.lines import is_coloured
 
 if TYPE_CHECKING:
     from torshrun.live.noted import Ledger
+    from torshrun.live.prometheus import ReadGpus
 
 
 Sink = Callable[[Event], object]
@@ -34,9 +35,12 @@ Sink = Callable[[Event], object]
 class Telemetry:
     """Events, the metrics' endpoint, the status line. Any thread may read the latest snapshot."""
 
-    def __init__(self, config: LaunchConfig, group: WorkerGroup) -> None:
+    def __init__(
+        self, config: LaunchConfig, group: WorkerGroup, gpus: ReadGpus = lambda: ()
+    ) -> None:
         """Open what the job's events are sent to. Raise ConfigError; nothing is open then."""
         self._pump = group.pump
+        self._gpus = gpus
         self._group = group
         self.pages: StatusPages | None = None
         """What the workers of the round have noted; None between rounds."""
@@ -73,7 +77,9 @@ class Telemetry:
             from torshrun.live.http_pages import Pages
             from torshrun.live.http_server import HttpServer
 
-            server = HttpServer(*config.metrics_port, Pages(lambda: self.latest).respond)
+            server = HttpServer(
+                *config.metrics_port, Pages(lambda: self.latest, self._gpus).respond
+            )
             undo.callback(server.close)
             server.start()
         if config.events == "-":
@@ -88,7 +94,10 @@ class Telemetry:
             from torshrun.live.otlp import Exporter
 
             exporter = Exporter(
-                config.otlp, lambda: self.latest, lambda text: pump.say(f"torshrun: {text}")
+                config.otlp,
+                lambda: self.latest,
+                lambda text: pump.say(f"torshrun: {text}"),
+                self._gpus,
             )
             undo.callback(exporter.close)
             exporter.start()

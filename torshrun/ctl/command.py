@@ -183,6 +183,7 @@ def forget(run_id: str, **options: Any) -> None:
 @click.option(
     "--network-check", is_flag=True, help="Let each pair run a real all_reduce, under torshrun."
 )
+@click.option("--gpus", is_flag=True, help="With --network-check: over NCCL, by all GPUs.")
 @click.option(
     "--serve",
     metavar="[HOST:]PORT",
@@ -201,6 +202,7 @@ def doctor(
     peers: str | None,
     all_pairs: bool,
     network_check: bool,
+    gpus: bool,
     serve: str | None,
     timeout: str,
     **options: Any,
@@ -214,12 +216,14 @@ def doctor(
 
     rendezvous, secret, master_port = place_if_given(options, os.environ)
     if serve is not None:
-        if as_json or peers or all_pairs or network_check:
+        if as_json or peers or all_pairs or network_check or gpus:
             raise click.UsageError("--serve excludes these options: it only serves other doctors")
         doctor.serve_peers(serve, secret, say)
         return 0
     if (all_pairs or network_check) and not peers:
         raise click.UsageError("--all-pairs and --network-check need --peers")
+    if gpus and not network_check:
+        raise click.UsageError("--gpus needs --network-check")
     wanted = doctor.Wanted(
         rendezvous=rendezvous,
         secret=secret,
@@ -227,6 +231,7 @@ def doctor(
         peers=doctor.parse_peers(peers or ""),
         all_pairs=all_pairs,
         network_check=network_check,
+        with_gpus=gpus,
         seconds=values.seconds(timeout),
         only=doctor.parse_areas(only),
     )

@@ -51,6 +51,13 @@ _LOST_PEER = Diagnosis(
 )
 
 
+_OF_NCCL = re.compile(r"nccl|NCCL|remote process exited or there was a network error")
+_LOST_OVER_NCCL = _LOST_PEER._replace(
+    advice="See how the other ranks ended. If none failed, NCCL_DEBUG=INFO has NCCL say which "
+    "network it chose and which call failed: see whether that link is up (ibstat, `ip link`).",
+)
+
+
 _UNSURE = " most likely (it counts such kills only for the whole machine)"
 
 
@@ -117,7 +124,7 @@ def _diagnose(exit_: Exit) -> Diagnosis:
     if blame and blame.how == "mismatch":
         return of_ranks(Kind.MISMATCH, "", blame.text, "")
     if blame:
-        return _LOST_PEER
+        return _LOST_OVER_NCCL if _OF_NCCL.search(blame.text) else _LOST_PEER
     if exit_.signo and not exit_.raised:
         return _diagnose_signal(exit_, words)
     impostor = exit_.rank or exit_.rival

@@ -12,8 +12,12 @@ GPU_PATTERNS = (
     Pattern(
         Kind.GPU,
         r"[Uu]ncorrectable (?:ECC|NVLink)|CUDA_ERROR_(?:ECC|NVLINK)_UNCORRECTABLE|"
-        r"cudaError(?:ECC|Nvlink)Uncorrectable|[Hh]ardware stack error|GPU is lost|"
-        r"fallen off the bus|[Uu]nable to determine the device handle|row.?remap\w* (?:fail|pend)",
+        r"cudaError(?:ECC|Nvlink)Uncorrectable|[Hh]ardware stack error|"
+        r"peer GPU memory over nvlink or a hardware error|GPU is lost|ERROR_GPU_IS_LOST|"
+        r"fallen off the bus|[Uu]nable to determine the device handle|row.?remap\w* (?:fail|pend)|"
+        r"\bXid \((?:PCI:)?[\da-f:.]+\): (?:48|62|64|74|79|95|119|120|140)\b|"
+        r"\ba GPU of \S+ is broken: |"
+        r"GPU recovery action changed from .* to \S+ \(.*Re(?:set|boot) Required",
         "The GPU itself is broken, or the system has lost it.",
         _DRAIN,
     ),
@@ -28,8 +32,8 @@ GPU_PATTERNS = (
     ),
     Pattern(
         Kind.GPU,
-        r"CUDA-capable devices? (?:is|are) busy or unavailable|(?:CUDA_ERROR_|cudaError)Devices?"
-        r"Unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
+        r"CUDA-capable device(?:s|\(s\))? (?:is|are|is/are) busy or unavailable|"
+        r"(?:CUDA_ERROR_|cudaError)Devices?Unavailable|CUDA_ERROR_DEVICE_UNAVAILABLE",
         "The GPU is taken, or may not be used: by a process that has it alone, or in a mode that "
         "lets in only one.",
         "`nvidia-smi` shows who uses it, `nvidia-smi -q -d COMPUTE` the mode. Each rank has to use "
@@ -37,7 +41,7 @@ GPU_PATTERNS = (
     ),
     Pattern(
         Kind.GPU_PROGRAM,
-        r"device-side assert|CUDA_ERROR_ASSERT|cudaErrorAssert",
+        r"device-side assert triggered|CUDA_ERROR_ASSERT|cudaErrorAssert",
         "A check within a kernel on the GPU failed: most often an index is out of range, as a "
         "label or a token that is not below the number of classes or the size of the vocabulary.",
         "Its words before that may name the kernel and the check. Kernels run later than their "
@@ -72,8 +76,9 @@ GPU_PATTERNS = (
     ),
     Pattern(
         Kind.NETWORK,
-        r"\bibv_\w+ (?:failed|call)|NET/IB\b.*(?:[Ee]rror|[Ff]ail|completion)|"
-        r"unhandled system error|ncclSystemError|Local QP operation err|transport retry",
+        r"\bibv_\w+ (?:failed|call)|NET/IB\w*\b.*(?:[Ee]rror|[Ff]ail|completion)|"
+        r"unhandled system error|ncclSystemError|Local QP operation err|transport retry|"
+        r"[Ff]ailed to modify QP",
         "NCCL failed at what connects the GPUs' nodes: the system, a socket or an InfiniBand or "
         "RoCE adapter gave it an error.",
         "NCCL_DEBUG=INFO has it say which call failed, and which network it chose. See whether the "

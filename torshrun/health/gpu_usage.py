@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from torshrun.health.gpu_health import SLOWED, place_of
 from torshrun.procfs import ROOT
 from torshrun.topology.gpus import visible
 
@@ -19,10 +20,6 @@ _FORMAT = "--format=csv,noheader,nounits"
 _EVERY = "--loop-ms=1000"
 _FRESH = 5.0
 """Seconds for which a line counts."""
-_SLOWED = 0x8 | 0x20 | 0x40 | 0x80
-"""Flags of NVML's reasons (nvmlClocksThrottleReasons): slowdown by the hardware, heat as the driver
-and as the hardware sees it, power brake. A power cap is not among them: it is usual at full load.
-"""
 _MOST_BYTES = 1 << 16
 
 
@@ -45,7 +42,7 @@ class GpuMeter:
     """
 
     def __init__(self, environ: Mapping[str, str], root: Path = ROOT) -> None:
-        self._places = {_place(gpu.pci) for gpu in visible(environ, root)}
+        self._places = {place_of(gpu.pci) for gpu in visible(environ, root)}
         self._told: dict[str, tuple[float, GpuUsage]] = {}
         self._rest = b""
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,10 +106,4 @@ def _parsed(line: str) -> tuple[str, GpuUsage]:
     pci, share, reasons = (each.strip() for each in line.split(","))
     known = int(reasons, 16) if reasons.startswith("0x") else 0
     busy = min(int(share), 100) / 100 if share.isdecimal() else None
-    return _place(pci), GpuUsage(busy, bool(known & _SLOWED))
-
-
-def _place(pci: str) -> str:
-    """Return a PCI address in one form: the driver gives its domain 8 digits, the kernel 4."""
-    domain, _, rest = pci.lower().partition(":")
-    return f"{int(domain, 16):x}:{rest}" if rest else ""
+    return place_of(pci), GpuUsage(busy, any(known & flag for flag in SLOWED))

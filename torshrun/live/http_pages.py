@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torshrun.live.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from torshrun.live.prometheus import Exposition
+    from torshrun.live.prometheus import Exposition, ReadGpus
 
 STALL_SECONDS = 5.0
 """An agent whose loop has not beaten for this many seconds does not count as healthy."""
@@ -25,8 +25,9 @@ Answer = tuple[HTTPStatus, str, bytes]
 class Pages:
     """Serves all pages of one endpoint; for one thread."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, snapshot: Callable[[], Snapshot], gpus: ReadGpus = lambda: ()) -> None:
         self._snapshot = snapshot
+        self._gpus = gpus
 
     def respond(self, request: bytes) -> bytes:
         """Return the response to a request, which ends with its empty line or is too long."""
@@ -68,7 +69,7 @@ class Pages:
         """Create the exposition when it is first asked for, as its libraries are heavy."""
         from torshrun.live.prometheus import Exposition
 
-        return Exposition(self._snapshot)
+        return Exposition(self._snapshot, self._gpus)
 
 
 def unhealthy(snapshot: Snapshot, now: float) -> str:

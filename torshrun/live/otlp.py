@@ -15,7 +15,7 @@ from torshrun.live.sender import Sender
 from torshrun.live.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from torshrun.live.prometheus import Exposition
+    from torshrun.live.prometheus import Exposition, ReadGpus
 
 MOST_EVENTS = 1000
 """Events that wait to be sent; more are left out."""
@@ -31,11 +31,13 @@ class Exporter(Sender):
         collector: Collector,
         snapshot: Callable[[], Snapshot],
         complain: Callable[[str], None],
+        gpus: ReadGpus = lambda: (),
     ) -> None:
         """Prepare to send; `complain` takes a line, from any thread."""
         super().__init__("torsh-otlp", "metrics", collector.url, complain)
         self._collector = collector
         self._snapshot = snapshot
+        self._gpus = gpus
         self._exposition: Exposition | None = None
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
         self._takes_events = True
@@ -48,7 +50,7 @@ class Exporter(Sender):
         from torshrun.live.otlp_json import logs_request, metrics_request
         from torshrun.live.prometheus import Exposition  # heavy: not before workers have started
 
-        self._exposition = self._exposition or Exposition(self._snapshot)
+        self._exposition = self._exposition or Exposition(self._snapshot, self._gpus)
         now, resource = time.time_ns(), self._resource()
         since = _Starts(self._snapshot())
         families = self._exposition.families()

@@ -21,6 +21,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from torsh_runtime.monitoring.layout import Tallied, durations_of, tallies_of
+from torshrun.health.gpu_health import GpuReading
 from torshrun.health.recordings import read_words
 from torshrun.live.snapshot import JobState, Snapshot
 from torshrun.procfs import read_stat
@@ -34,6 +35,8 @@ _OF_OPERATIONS = {
 }
 Durations = Mapping[str, Sequence[tuple[float, int]]]
 """The durations of operations in the form of durations_of()."""
+ReadGpus = Callable[[], Sequence[GpuReading]]
+"""Reads the GPUs that workers may use; it may take seconds."""
 _BOUNDS = [1e-6 * 4**power for power in range(14)]
 """Bounds of the buckets of operations' durations, in seconds: to 67 s."""
 _ROUNDED = 1.05
@@ -45,8 +48,9 @@ ends at 1.024 µs.
 class Exposition(Collector):
     """Renders what a snapshot says; may be used by several threads at once."""
 
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(self, snapshot: Callable[[], Snapshot], gpus: ReadGpus = lambda: ()) -> None:
         self._snapshot = snapshot
+        self._gpus = gpus
         self._epoch = time.time() - time.monotonic()  # once: the start time must not waver
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -65,6 +69,7 @@ class Exposition(Collector):
         now = self._snapshot()
         yield from _of_job(now, self._epoch)
         yield from _of_workers(now)
+        yield from _of_gpus(now, self._gpus())
         yield from _of_notes(now)
         recordings = read_words(now.status_file) if now.status_file else []
         tallies = [list(tallies_of(words)) for words in recordings]
@@ -106,6 +111,41 @@ def _of_workers(now: Snapshot) -> Iterator[Metric]:
     cpu = _by_rank(now, [each and each.cpu for each in used])
     text = "CPU time of the worker's process and of those children that it has waited for."
     yield _metric("worker_cpu_seconds_total", text, cpu, "rank")
+
+
+def _of_gpus(now: Snapshot, gpus: Sequence[GpuReading]) -> Iterator[Metric]:
+    """Yield what the driver tells of the GPUs, of which each rank has that of its local rank."""
+    for name, text, of in _OF_GPUS if gpus else ():
+        told = {_gpu_labels(now, each): of(each) for each in gpus}
+        values = {labels: value for labels, value in told.items() if value is not None}
+        yield _metric(f"gpu_{name}", text, values, "gpu", "rank")
+
+
+def _gpu_labels(now: Snapshot, gpu: GpuReading) -> tuple[str, str]:
+    return str(gpu.index), str(now.first_rank + gpu.index) if gpu.index < now.workers else ""
+
+
+def _part(value: int | None, of: int) -> float | None:
+    return None if value is None else value / of
+
+
+_OF_GPUS: Sequence[tuple[str, str, Callable[[GpuReading], float | None]]] = (
+    ("memory_used_bytes", "Memory of the GPU that is in use.", lambda gpu: gpu.memory_used),
+    (
+        "utilization",
+        "Part of the last second in which it ran kernels, 0 to 1.",
+        lambda gpu: _part(gpu.utilization, 100),
+    ),
+    ("power_watts", "Power that it takes.", lambda gpu: _part(gpu.power, 1000)),
+    ("temperature", "Its temperature in degrees Celsius.", lambda gpu: gpu.temperature),
+    (
+        "ecc_errors_total",
+        "Uncorrected memory errors since its driver was loaded.",
+        lambda gpu: gpu.ecc,
+    ),
+    ("xid_total", "Xids of it since the agent began.", lambda gpu: gpu.xid_count),
+    ("throttled", "1 while heat or power slow it down, else 0.", lambda gpu: gpu.is_throttled),
+)
 
 
 def _of_notes(now: Snapshot) -> Iterator[Metric]:

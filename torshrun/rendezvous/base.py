@@ -59,7 +59,8 @@ class Report:
     outcome: ReportOutcome
     """failed: by themselves; hung: they made no progress; noticed: of a signal that they were sent
     as a notice of preemption; stopped: because the agent was told to stop them; lost: the agent
-    cannot run workers here any more (no keeper, no descriptors, unkillable processes)."""
+    cannot run workers here any more (no keeper, no descriptors, unkillable processes, a broken
+    GPU)."""
     code: int = 0
     """The root cause's exit code; 0 if there is none."""
     signo: int = 0
@@ -86,8 +87,10 @@ class Report:
 
 
 Outcome = Literal["succeeded", "failed", "hung", "stopped", "preempted", "lost"]
-Sequel = Literal["restart", "no budget", "budget spent", "same start", "stopped", "unkillable"]
-"""Consequence of a failure."""
+Sequel = Literal[
+    "restart", "no budget", "budget spent", "same start", "stopped", "unkillable", "broken"
+]
+"""Consequence of a failure. broken: this node's GPUs are, and it leaves the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -281,7 +281,8 @@ class Member:
         if report.outcome == "noticed":
             self.leave("preempted", exit_codes.PREEMPTED, "noticed that it is to go")
         elif report.outcome == "lost":
-            self.leave("lost", exit_codes.LOST, report.cause or "no workers can run here")
+            code = report.code if report.code == exit_codes.GPU_BROKEN else exit_codes.LOST
+            self.leave("lost", code, report.cause or "no workers can run here")
         unexpected = report.outcome == "stopped" and self.status == "inside"
         self.status = "reported"
         told = _fields(report, _OF_ITS_REPORT)

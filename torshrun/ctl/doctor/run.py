@@ -17,6 +17,7 @@ from torshrun.config.job import Address, RendezvousConfig
 from torshrun.ctl.doctor import (
     accelerators,
     environment,
+    fabric,
     interfaces,
     kernel,
     limits,
@@ -36,7 +37,7 @@ from torshrun.rendezvous.asking import REQUEST_TIMEOUT
 from torshrun.topology.cpus import usable_cpus
 
 AREAS = (
-    *("versions", "machine", "kernel", "gpus", "network", "names", "ports", "limits"),
+    *("versions", "machine", "kernel", "gpus", "fabric", "network", "names", "ports", "limits"),
     *("environment", "etcd", "rendezvous", "links"),
 )
 PROBLEMS = 1
@@ -60,6 +61,8 @@ class Wanted:
     peers: tuple[Address, ...]
     all_pairs: bool
     network_check: bool
+    with_gpus: bool
+    """True if GPUs do the network check's all_reduces."""
     seconds: float
     """Seconds that a probe, a look-up or a request may take."""
     only: frozenset[str] = frozenset()
@@ -105,7 +108,8 @@ def diagnose(wanted: Wanted, environ: Mapping[str, str], say: Say) -> Report:
     areas: dict[str, tuple[Finding, ...]] = {}
     for stage in planned:
         areas |= examine(stage, _MARGIN * wanted.seconds + 10.0)
-    measuring = Measuring(wanted.peers, doctor_key(wanted.secret), say)
+    key = doctor_key(wanted.secret)
+    measuring = Measuring(wanted.peers, key, say, wanted.with_gpus)
     if measures_links:
         areas["links"] = measuring.run(
             all_pairs=wanted.all_pairs, network_check=wanted.network_check
@@ -127,6 +131,7 @@ def _local(wanted: Wanted, environ: Mapping[str, str]) -> list[Examination]:
         examination("machine", machine.gather, machine.check),
         examination("kernel", kernel.gather, kernel.check),
         examination("gpus", partial(accelerators.gather, environ, seconds), accelerators.check),
+        examination("fabric", partial(fabric.gather, environ), fabric.check),
         examination("network", partial(interfaces.gather, ways, environ), interfaces.check),
         examination("names", partial(names.gather, hosts, seconds), names.check),
         examination("ports", gather_ports, ports.check),

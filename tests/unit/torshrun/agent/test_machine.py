@@ -112,6 +112,26 @@ def finish_code(events: Sequence[m.Event], config: LaunchConfig = ALONE, budget:
     return state.code
 
 
+def test_a_broken_gpu_before_the_start_has_its_exit_code() -> None:
+    events = [m.NotStarted(0, code=exit_codes.GPU_BROKEN), diagnosed(0, 0)]
+    assert finish_code(events) == exit_codes.GPU_BROKEN
+
+
+@pytest.mark.parametrize("cause", ["failure", "hang"])
+def test_a_failure_beside_a_broken_gpu_is_told_and_not_restarted(cause: str) -> None:
+    first = m.WorkerEnded(0, 0, 9) if cause == "failure" else m.Hung(0, 15)
+    state, instructions = play([first, diagnosed(0, 137)._replace(broken="a GPU is")])
+    assert isinstance(state, machine.Finished)
+    assert (state.code, state.outcome) == (exit_codes.GPU_BROKEN, "failed")
+    told = [each for each in instructions if isinstance(each, m.ReportFailure)]
+    assert [each.sequel for each in told] == ["broken"]
+
+
+def test_what_a_signal_ended_is_not_put_down_to_a_gpu() -> None:
+    events = [m.StopRequested(15), diagnosed(0, 0)._replace(broken="a GPU is")]
+    assert finish_code(events) == exit_codes.PREEMPTED
+
+
 def test_it_begins_with_all_workers() -> None:
     assert play([])[1] == [m.StartWorkers(place(0, 0))]
 

@@ -39,6 +39,7 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         (["doctor", "--only=etcd"], "nothing to look at"),
         (["doctor", "--all-pairs"], "need --peers"),
         (["doctor", "--network-check"], "need --peers"),
+        (["doctor", "--gpus"], "--gpus needs --network-check"),
         (["doctor", "--serve=7000", "--json"], "--serve excludes these options"),
         (["doctor", "--peers=node1"], "HOST:PORT"),
         (["doctor", "--timeout=soon"], "'soon' is not a number of seconds"),

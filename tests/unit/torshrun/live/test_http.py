@@ -15,6 +15,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from support.processes import soon
 from torsh_runtime.enumerations import OPERATIONS
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.monitoring import layout
+from torshrun.health.gpu_health import GpuReading
 from torshrun.health.recordings import Recordings
 from torshrun.live import http_server
 from torshrun.live.http_pages import STALL_SECONDS, Pages, unhealthy
@@ -34,6 +36,19 @@ from torshrun.live.prometheus import Exposition
 from torshrun.live.snapshot import Counted, Noted, Snapshot
 
 DOC = Path(__file__).parents[4] / "docs/metrics.md"
+
+
+A_GPU = GpuReading(
+    index=0,
+    memory_used=1 << 30,
+    utilization=87,
+    power=412_500,
+    temperature=61,
+    ecc=0,
+    reasons=4,
+    xids=(31,),
+    xid_count=1,
+)
 
 
 def a_snapshot(**facts: Any) -> Snapshot:
@@ -251,7 +266,7 @@ def test_names_follow_the_conventions_and_the_document_has_them(tmp_path: Path) 
         status_file=recorded(tmp_path),
         noted=Noted([Counted(scalars={"loss": 1.0}, sections={"data": 1.0})], {"scalar": 1}),
     )
-    for metric in Exposition(lambda: snapshot).collect():
+    for metric in Exposition(lambda: snapshot, lambda: [A_GPU]).collect():
         sample = metric.samples[0]
         assert sample.name.startswith("torsh_")
         assert sample.name.endswith("_total") == (metric.type == "counter"), sample.name
@@ -262,6 +277,22 @@ def test_names_follow_the_conventions_and_the_document_has_them(tmp_path: Path) 
     _, marker, rest = DOC.read_text().partition("| metric | type | labels | |\n|---|---|---|---|\n")
     assert marker, "docs/metrics.md lacks its table"
     assert rest.startswith(written + "\n"), "the table in docs/metrics.md must be:\n" + written
+
+
+def test_a_gpu_has_the_rank_whose_local_rank_is_its_number() -> None:
+    gpus = [A_GPU, replace(A_GPU, index=1, power=None), replace(A_GPU, index=2, reasons=0x40)]
+    text = Exposition(lambda: a_snapshot(first_rank=4), lambda: gpus).render("")[0].decode()
+    shown = {line.rpartition(" ")[0]: line.rpartition(" ")[2] for line in text.splitlines()}
+    assert shown['torsh_gpu_memory_used_bytes{gpu="0",rank="4"}'] == "1.073741824e+09"
+    assert shown['torsh_gpu_utilization{gpu="1",rank="5"}'] == "0.87"
+    assert shown['torsh_gpu_power_watts{gpu="0",rank="4"}'] == "412.5"
+    assert shown['torsh_gpu_xid_total{gpu="0",rank="4"}'] == "1.0"
+    assert shown['torsh_gpu_throttled{gpu="2",rank=""}'] == "1.0"
+    assert 'torsh_gpu_power_watts{gpu="1",rank="5"}' not in shown  # unknown
+
+
+def test_without_gpus_nothing_is_said_of_them() -> None:
+    assert b"torsh_gpu" not in Exposition(a_snapshot).render("")[0]
 
 
 # ---- health

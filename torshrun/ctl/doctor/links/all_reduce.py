@@ -43,6 +43,8 @@ class Place(NamedTuple):
     master: Address
     """An address of node 0, as node 1 knows it, with a free port there."""
     run_id: str
+    with_gpus: bool = False
+    """True if all GPUs of both nodes take part, over NCCL."""
 
 
 def take_part(place: Place, key: bytes) -> Checked:
@@ -74,7 +76,7 @@ def _command(place: Place) -> list[str]:
     options = {
         "nnodes": "2",
         "node-rank": str(place.node_rank),
-        "nproc-per-node": "1",
+        "nproc-per-node": "gpu" if place.with_gpus else "1",
         "rdzv-backend": "static",
         "master-addr": host,
         "master-port": str(port),
@@ -84,7 +86,8 @@ def _command(place: Place) -> list[str]:
         "shutdown-timeout": "2",
     }
     given = [f"--{name}={value}" for name, value in options.items()]
-    agent = ["-P", "-m", "torshrun", *given, "-m", _WORKER]
+    worker = [_WORKER, "--gpus"] if place.with_gpus else [_WORKER]
+    agent = ["-P", "-m", "torshrun", *given, "-m", *worker]
     return [sys.executable, "-P", "-c", _ENDS_WITH_US, *agent]
 
 

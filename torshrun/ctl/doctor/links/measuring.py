@@ -33,6 +33,8 @@ class Measuring:
     key: bytes
     say: Callable[[str], None]
     """Receives a line about the progress."""
+    with_gpus: bool = False
+    """True if GPUs do the all_reduces, over NCCL."""
     links: list[Link] = field(default_factory=list)
     broken: list[Broken] = field(default_factory=list)
     reduced: list[Reduced] = field(default_factory=list)
@@ -105,7 +107,9 @@ class Measuring:
         (port,) = orders.ask(peer, self.key, Port, seconds, "port")
         meet, run_id = Address(peer.host, port), f"doctor-{os.urandom(4).hex()}"
         parts = {
-            name: partial(self._take_part, name, all_reduce.Place(rank, meet, run_id))
+            name: partial(
+                self._take_part, name, all_reduce.Place(rank, meet, run_id, self.with_gpus)
+            )
             for rank, name in enumerate((master, node))
         }
         found = all_within(orders.CHECK_SECONDS + orders.CONNECT_SECONDS, parts)
@@ -114,8 +118,7 @@ class Measuring:
     def _take_part(self, name: str, place: all_reduce.Place) -> Checked:
         if name == HERE:
             return all_reduce.take_part(place, self.key)
-        rank, meet, run_id = place
-        order = ("all_reduce", rank, *meet, run_id)
+        order = ("all_reduce", place.node_rank, *place.master, place.run_id, place.with_gpus)
         try:
             return orders.ask(self._by_name[name], self.key, Checked, orders.CHECK_SECONDS, *order)
         except LinkError as error:

@@ -90,7 +90,7 @@ class Guests:
             "about": (orders.About.this_node, ()),
             "port": (lambda: orders.Port(choose_port(0)), ()),
             "measure": (self._measure, (str, int)),
-            "all_reduce": (self._all_reduce, (int, str, int, str)),
+            "all_reduce": (self._all_reduce, (int, str, int, str, bool)),
         }
         """The function of each order, and the types of its arguments."""
         self._streams: dict[str, Callable[[Channel, float], None]] = {
@@ -165,8 +165,10 @@ class Guests:
         except LinkError as error:
             raise LinkError(f"{peer} cannot be measured from there: {error}") from None
 
-    def _all_reduce(self, node_rank: int, host: str, port: int, run_id: str) -> orders.Checked:
-        place = all_reduce.Place(node_rank, Address(host, port), run_id)
+    def _all_reduce(
+        self, node_rank: int, host: str, port: int, run_id: str, with_gpus: bool
+    ) -> orders.Checked:
+        place = all_reduce.Place(node_rank, Address(host, port), run_id, with_gpus)
         return all_reduce.take_part(place, self.key)
 
 

@@ -1,0 +1,197 @@
+"""Jobs on machines whose GPUs are made up: real agents, over a library that tells of GPUs."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.launcher import Launcher
+from support.nodes import QUICK, Job
+from support.nvml import MISSING, FakeNvml, may_mount, on_gpu_machine
+from support.ports import free_port
+
+from torshrun import exit_codes
+
+pytestmark = pytest.mark.skipif(not may_mount(), reason=MISSING)
+
+
+class GpuNode:
+    """A machine with four GPUs, and the state of these."""
+
+    def __init__(self, folder: Path) -> None:
+        self.nvml = FakeNvml(folder / "nvml")
+        self.nvml.tell({})
+        self.within = ["env", *(f"{name}={value}" for name, value in self.nvml.environ.items())]
+        self.within += on_gpu_machine(folder / "tree")
+        self.state = self.nvml.environ["FAKE_NVML"]
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[Launcher]:
+    with Launcher(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> GpuNode:
+    return GpuNode(tmp_path / "machine")
+
+
+def run(launcher: Launcher, node: GpuNode, *argv: str) -> tuple[int, str]:
+    process = launcher.start(*argv, within=node.within)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out + err
+
+
+def test_a_job_runs_on_gpus_that_are_well(launcher: Launcher, node: GpuNode) -> None:
+    node.nvml.tell({}, ["xid 1 31"])
+    script = launcher.script("print('ran', os.environ['LOCAL_RANK'])")
+    code, output = run(launcher, node, "--nproc-per-node=gpu", script)
+    assert code == 0, output
+    assert all(f"ran {rank}" in output for rank in range(4))
+    assert "GPU 1 (0000:2b:00.0): Xid 31, which a program may have caused" in output
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"failed": 1}, "row remapping failed"),
+        ({"error": 15}, "cannot be reached (GPU is lost)"),
+    ],
+)
+def test_workers_do_not_start_beside_a_broken_gpu(
+    launcher: Launcher, node: GpuNode, facts: dict[str, int], why: str
+) -> None:
+    node.nvml.tell({2: facts})
+    script = launcher.script("open('ran', 'w')")
+    events = launcher.folder / "events"
+    code, output = run(launcher, node, "--nproc-per-node=2", f"--events={events}", script)
+    assert code == exit_codes.GPU_BROKEN, output
+    assert f"GPU 2 (0000:3b:00.0): {why}" in output
+    assert "take the node out" in output
+    assert not (launcher.folder / "ran").exists()
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    assert [each["kind"] for each in told if each["event"] == "root_cause"] == ["GPU failed"]
+
+
+def test_a_job_that_hides_gpus_does_not_mind_a_broken_one(
+    launcher: Launcher, node: GpuNode
+) -> None:
+    node.nvml.tell({2: {"error": 15}})
+    launcher.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    code, output = run(launcher, node, "--nproc-per-node=1", launcher.script("print('ran')"))
+    assert (code, "ran" in output) == (0, True), output
+
+
+@pytest.mark.parametrize(
+    ("facts", "line", "why"),
+    [
+        ("ecc=3", "", "uncorrectable ECC errors: 3 since the last round"),
+        ("ecc=0", "xid 0 79", "Xid 79, fallen off the bus"),
+    ],
+)
+def test_a_gpu_that_breaks_ends_the_restarts(
+    launcher: Launcher, node: GpuNode, facts: str, line: str, why: str
+) -> None:
+    script = launcher.script(f"""
+        import sys
+        path = {node.state!r}
+        text = open(path).read().replace(" 61 0 0", " 61 {facts.removeprefix("ecc=")} 0", 1)
+        open(path, "w").write(text + {line!r} + "\\n")
+        raise RuntimeError("CUDA error: unspecified launch failure")
+    """)
+    code, output = run(launcher, node, "--nproc-per-node=1", "--max-restarts=3", script)
+    assert code == exit_codes.GPU_BROKEN, output
+    assert f"GPU 0 (0000:1b:00.0): {why}" in output
+    assert "RuntimeError: CUDA error: unspecified launch failure" in output
+    assert "attempt 1 of 4: this node leaves the job, as its GPUs cannot be used" in output
+    assert "restarting" not in output
+
+
+def test_a_failure_beside_gpus_that_are_well_is_restarted(
+    launcher: Launcher, node: GpuNode
+) -> None:
+    script = launcher.script("raise ValueError('mine')")
+    options = "--nproc-per-node=1", "--max-restarts=1", "--retry-same-start"
+    code, output = run(launcher, node, *options, script)
+    assert code == exit_codes.BUDGET_SPENT, output
+    assert "attempt 2 of 2: the job has failed, no restarts left" in output
+
+
+def test_a_node_with_a_broken_gpu_leaves_and_the_others_go_on(
+    launcher: Launcher, node: GpuNode, tmp_path: Path
+) -> None:
+    other = GpuNode(tmp_path / "other")
+    other.nvml.tell({3: {"failed": 1}})
+    script = launcher.script("""
+        if os.environ["WORLD_SIZE"] == "2":
+            time.sleep(60)
+        print("ran on", os.environ["WORLD_SIZE"])
+    """)
+    conf = QUICK.replace("last_call_timeout=0.5", "last_call_timeout=10")
+    with Job.over_tcp(launcher, "1:2", "--nproc-per-node=1", conf=conf) as job:
+        well = job.start(script, within=node.within)
+        well.wait_for("serves the job's store")
+        broken = job.start(script, within=other.within)
+        code, output = broken.end()
+        assert code == exit_codes.GPU_BROKEN, output
+        assert "GPU 3 (0000:4b:00.0): row remapping failed" in output
+        code, output = well.end()
+        assert code == 0, output
+        assert "GPU 3 (0000:4b:00.0): row remapping failed" in output
+        assert "ran on 1" in output
+
+
+def test_a_gpu_that_breaks_costs_the_others_no_restart(
+    launcher: Launcher, node: GpuNode, tmp_path: Path
+) -> None:
+    other = GpuNode(tmp_path / "other")
+    script = launcher.script("""
+        if os.environ["WORLD_SIZE"] == "1":
+            print("ran on, restarts:", os.environ["TORCHELASTIC_RESTART_COUNT"])
+            sys.exit()
+        if os.environ["BREAKS"]:
+            open(os.environ["BREAKS"], "a").write("xid 0 79\\n")
+            raise RuntimeError("CUDA error: unspecified launch failure")
+        time.sleep(60)
+    """)
+    conf = QUICK.replace("last_call_timeout=0.5", "last_call_timeout=10")
+    options = "--nproc-per-node=1", "--max-restarts=1"
+    with Job.over_tcp(launcher, "1:2", *options, conf=conf) as job:
+        well = job.start(script, within=["env", "BREAKS=", *node.within])
+        well.wait_for("serves the job's store")
+        broken = job.start(script, within=["env", f"BREAKS={other.state}", *other.within])
+        code, output = broken.end()
+        assert code == exit_codes.GPU_BROKEN, output
+        assert "this node leaves the job, as its GPUs cannot be used" in output
+        code, output = well.end()
+        assert code == 0, output
+        assert "Xid 79, fallen off the bus" in output
+        assert "ran on, restarts: 0" in output
+
+
+def test_metrics_tell_of_gpus_at_each_scrape(launcher: Launcher, node: GpuNode) -> None:
+    script = launcher.script("""
+        open("running", "w")
+        while not os.path.exists("end"):
+            time.sleep(0.05)
+    """)
+    port = free_port()
+    options = "--nproc-per-node=1", f"--metrics-port={port}"
+    process = launcher.start(*options, script, within=node.within)
+    launcher.wait_for("running")
+    assert 'torsh_gpu_temperature{gpu="0",rank="0"} 61.0' in scraped(port)
+    node.nvml.tell({0: {"power": 99_000}}, ["xid 0 31"])
+    text = scraped(port)
+    assert 'torsh_gpu_power_watts{gpu="0",rank="0"} 99.0' in text
+    assert 'torsh_gpu_xid_total{gpu="0",rank="0"} 1.0' in text
+    launcher.make("end")
+    assert process.wait(60) == 0
+
+
+def scraped(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as response:
+        return str(response.read().decode())
