@@ -90,3 +90,9 @@ def test_a_model_of_nn_learns_on_the_gpu_as_on_the_processor() -> None:
     [losses] = passed(run_on_gpus(1, "train_text", 5))
     np.testing.assert_allclose(losses["gpu"], losses["host"], rtol=1e-3)
     assert losses["gpu"][-1] < losses["gpu"][0]
+
+
+def test_waits_for_the_gpu_do_not_grow_with_the_number_of_tensors() -> None:
+    for found in passed(run_on_gpus(2, "find_waits")):
+        assert all(is_right for is_right, _ in found.values()), found
+        assert all(waits <= 1 for _, waits in found.values()), found

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from numpy.typing import NDArray
 
+from torsh_runtime.framework.foreach import Foreach
 from torsh_runtime.framework.functional import Functional
 from torsh_runtime.framework.operations import JointOperation, Operation
 from torsh_runtime.framework.parts import Part, Same
@@ -197,6 +198,10 @@ class Framework(Protocol[T, V, M]):
         """Return its functions of layers."""
 
     @property
+    def foreach(self) -> Foreach:
+        """Return its functions of many tensors at once."""
+
+    @property
     def has_functional_call(self) -> bool:
         """Return whether functional_call() is there."""
 
@@ -235,6 +240,10 @@ class Framework(Protocol[T, V, M]):
 
     def array(self, flat: V) -> Any:
         """Return the memory of flat values as an array of numpy, or of cupy."""
+
+    def following(self, flat: V) -> AbstractContextManager[object]:
+        """Return a block in which what computes with array(flat) on a GPU does so behind what the
+        framework has enqueued there, and before what it enqueues later."""
 
     def dense(self, values: V) -> V:
         """Return values with all their zeros: themselves unless they are sparse."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torsh_runtime.arrays.subclasses import is_made_of_others
 from torsh_runtime.arrays.torch import host_view, part_like
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import torch_foreach
 from torsh_runtime.framework.parts import Part, Same
 from torsh_runtime.framework.protocol import Call, Initialise
 from torsh_runtime.framework.torch_graph import applied, applied_jointly, run_backward
@@ -40,6 +42,7 @@ class TorchFramework:
     tensor_type = Tensor
     module_type = Module
     functional: Any = torch.nn.functional
+    foreach: Any = torch_foreach
     has_functional_call = True
 
     def __init__(self) -> None:
@@ -84,6 +87,16 @@ class TorchFramework:
 
     def array(self, flat: Tensor) -> Any:
         return host_view(flat) if flat.device.type == "cpu" else import_module("cupy").asarray(flat)
+
+    def following(self, flat: Tensor) -> AbstractContextManager[object]:
+        if flat.device.type != "cuda" or find_spec("cupy") is None:
+            return nullcontext()
+        stream = torch.cuda.current_stream(flat.device)
+        cupy: Any = import_module("cupy")
+        found: AbstractContextManager[object] = cupy.cuda.ExternalStream(
+            stream.cuda_stream, flat.device.index
+        )
+        return found
 
     def dense(self, values: Tensor) -> Tensor:
         return values.to_dense() if values.is_sparse else values

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.nn import functional, init
+from torsh_runtime.nn import foreach, functional, init
 from torsh_runtime.nn.arrays import Array, array_module, dtype_named, to_device
 from torsh_runtime.nn.backward import (
     backward,
@@ -43,6 +43,7 @@ class NnFramework:
     tensor_type = Tensor
     module_type = Module
     functional: Any = functional
+    foreach: Any = foreach
     has_functional_call = False
 
     # Values and their memory
@@ -87,6 +88,9 @@ class NnFramework:
 
     def array(self, flat: Array) -> Array:
         return flat
+
+    def following(self, flat: Array) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def dense(self, values: Array) -> Array:
         return values

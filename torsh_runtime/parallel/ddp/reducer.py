@@ -225,7 +225,8 @@ class Reducer:
     def _average(self, bucket: Bucket) -> Any:
         if self._hook is not None and bucket.group is self._group:
             state, hook = self._hook
-            return hook(state, bucket)
+            with self._framework.following(bucket.flat):
+                return hook(state, bucket)
         overlaps = self._config.overlap_communication
         if overlaps is None:
             overlaps = not bucket.group.all_come(bucket.flat)

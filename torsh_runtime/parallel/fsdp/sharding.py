@@ -30,7 +30,7 @@ from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
 from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.layouts import layouts_by_id, part_of
-from torsh_runtime.parallel.norms import norm_of, power_sum, together
+from torsh_runtime.parallel.norms import norm_of, power_sums, scale, together
 from torsh_runtime.parallel.replicas import Replicas
 
 _LIVE: WeakSet[Sharding] = WeakSet()
@@ -132,12 +132,10 @@ class Sharding:
         units = self.units
         sharded = [each for unit in units if not unit.is_replicated for each in unit.gradients()]
         replicated = [each for unit in units if unit.is_replicated for each in unit.gradients()]
-        own = [power_sum(each, norm_type) for each in (sharded, replicated)]
+        own = power_sums([sharded, replicated], norm_type)
         total = norm_of([*together(self.group, own[:1], norm_type), own[1]], norm_type)
         if total > max_norm:
-            for gradient in [*sharded, *replicated]:
-                values = gradient.data
-                values *= max_norm / (total + 1e-6)
+            scale([*sharded, *replicated], max_norm / (total + 1e-6))
         return total
 
     @contextmanager
