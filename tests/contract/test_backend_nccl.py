@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -94,13 +95,14 @@ def test_what_nccl_has_not_is_refused_before_it_starts(fake_ranks: Ranks, name: 
     fake_ranks.run(2, body)
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
-def test_dtypes_that_cannot_be_reduced_are_refused(fake_ranks: Ranks, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["datetime64[s]", "int4"])
+def test_dtypes_that_nccl_has_no_name_for_are_refused(fake_ranks: Ranks, dtype: str) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
+    kind = getattr(ml_dtypes, dtype, dtype)
 
     def body(backend: NcclBackend) -> None:
-        with pytest.raises(TypeError, match=dtype):
-            backend.broadcast(fake_cupy.zeros(4, getattr(ml_dtypes, dtype)), 0, LONG)
+        with pytest.raises(TypeError, match=rf"{re.escape(dtype)} is not supported .* float8"):
+            backend.broadcast(fake_cupy.asarray(np.zeros(4, kind)), 0, LONG)
         with pytest.raises(TypeError, match=r"numpy\.ndarray; use backend 'native'"):
             backend.broadcast(np.zeros(4), 0, LONG)
         backend.barrier(LONG)
@@ -245,3 +247,52 @@ def test_an_aborted_group_says_so(backend: NcclBackend, arrays: Any) -> None:
     backend.abort()
     with pytest.raises(CommAborted, match="rank 0 aborted"):
         backend.all_reduce(ones(arrays, 3), ReduceOp.SUM, LONG)
+
+
+@pytest.fixture
+def torch() -> Any:
+    """torch, where it can use the GPU."""
+    library = pytest.importorskip("torch")
+    if not library.cuda.is_available():
+        pytest.skip("this torch cannot use the GPU")
+    return library
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_nothing_is_held_behind_a_long_kernel(backend: NcclBackend, torch: Any) -> None:
+    backend.barrier(LONG)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    torch.cuda._sleep(1_000_000_000)
+    for _ in range(200):
+        array = torch.empty(1 << 18, device="cuda")
+        work = backend.all_reduce(array, ReduceOp.SUM, LONG, async_op=True)
+        work.wait()
+        del array, work
+    assert torch.cuda.max_memory_allocated() - before < 8 << 20
+    torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("mode", ["global", "thread_local"])
+def test_captured_operations_run_with_the_graph(
+    backend: NcclBackend, torch: Any, mode: str
+) -> None:
+    array = torch.zeros(1000, device="cuda")
+    backend.all_reduce(array, ReduceOp.SUM, LONG)
+    pending = backend.all_reduce(array, ReduceOp.SUM, LONG, async_op=True)
+    pending.wait()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        array += 1
+        backend.all_reduce(array, ReduceOp.SUM, LONG)
+        backend.all_reduce(array, ReduceOp.SUM, LONG, async_op=True).wait()
+        time.sleep(0.2)  # while the thread that watches looks around
+    for _ in range(10):
+        graph.replay()
+    assert bool((array == 10).all())
+    backend.barrier(LONG)
+    assert not backend.failed

@@ -176,7 +176,7 @@ def test_a_group_can_be_split(fake_ranks: Ranks) -> None:
     assert fake_ranks.run(3, body) == [[2, 0], [1], [2, 0]]
 
 
-def test_a_device_chooses_nccl_and_is_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_chooses_both_and_is_the_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_NVIDIA_DRIVER", (Path("/"),))
     with fake_gpus(2) as machine:
         whole = tr.init_process_group(
@@ -185,7 +185,7 @@ def test_a_device_chooses_nccl_and_is_the_groups(monkeypatch: pytest.MonkeyPatch
         try:
             for group in (whole, tr.new_group([0]), tr.split(0)):
                 assert group is not None
-                assert group.backend == "nccl"
+                assert group.backend == "cpu:native,cuda:nccl"
                 array = full(4, 3)
                 assert array.device.id == 1
                 group.all_reduce(array, ReduceOp.AVG)

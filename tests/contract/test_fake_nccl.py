@@ -9,7 +9,7 @@ import inspect
 from typing import Any
 
 import pytest
-from support import fake_cuda, fake_nccl
+from support import fake_cuda, fake_driver, fake_nccl
 
 CLASSES = [
     ("nccl.core", fake_nccl, "Communicator"),
@@ -19,7 +19,10 @@ CLASSES = [
     ("cuda.core", fake_cuda, "Stream"),
     ("cuda.core", fake_cuda, "Event"),
 ]
-FUNCTIONS = ("group", "group_start", "group_end", "get_unique_id", "get_error_string")
+FUNCTIONS = (
+    *("group", "group_start", "group_end", "get_unique_id"),
+    *("get_error_string", "get_version"),
+)
 
 
 @pytest.mark.parametrize(("module", "fake", "name"), CLASSES, ids=[name for *_, name in CLASSES])
@@ -41,9 +44,18 @@ def test_constants() -> None:
     real = pytest.importorskip("nccl.core")
     for name in ("NcclDataType", "NcclRedOp"):
         for member in getattr(fake_nccl, name):
-            assert getattr(real, name)[member.name] == member.value
+            assert int(getattr(getattr(real, name), member.name)) == member.value
             assert hasattr(real, member.name)
     assert issubclass(real.NcclInvalid, Exception)
+
+
+def test_the_drivers_captures() -> None:
+    real = pytest.importorskip("cuda.bindings.driver")
+    for name in ("CUstreamCaptureMode", "CUstreamCaptureStatus"):
+        for member in getattr(fake_driver, name):
+            assert int(getattr(getattr(real, name), member.name)) == member.value
+    for name in ("cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"):
+        assert callable(getattr(real, name))
 
 
 def _parameters(function: Any) -> list[tuple[Any, ...]]:

@@ -34,3 +34,15 @@ def test_a_rank_that_ends_is_named_by_those_that_wait_for_it_on_the_gpu() -> Non
     assert "rank 1" in said
     assert "rank 1" in also_said
     assert "wrote no result" in str(gone.error)
+
+
+def test_survivors_of_a_lost_rank_make_a_fresh_communicator() -> None:
+    said, _, also_said = run_on_gpus(3, "go_on")
+    assert passed([said, also_said]) == [2, 2]
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_floats_of_8_bits(dtype: str) -> None:
+    for moved, reduced in passed(run_on_gpus(2, "reduce_float8", dtype)):
+        assert moved == [1.0] * 4 + [2.0] * 4
+        assert reduced in ([], [3.0] * 4)

@@ -62,7 +62,6 @@ def test_a_job_runs_on_gpus_that_are_well(launcher: Launcher, node: GpuNode) -> 
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ({"pending": 1}, "row remapping is pending"),
         ({"failed": 1}, "row remapping failed"),
         ({"error": 15}, "cannot be reached (GPU is lost)"),
     ],

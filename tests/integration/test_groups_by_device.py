@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import fake_cupy
+from support import fake_cuda, fake_cupy
 from support.fake_gpus import Jobs, fake_gpus
 from support.forked import Raised
 from support.ports import free_address
@@ -19,9 +20,10 @@ import torsh_runtime as tr
 from torsh_runtime import job
 from torsh_runtime.backends import registry
 from torsh_runtime.backends.base import BackendType
-from torsh_runtime.backends.nccl import backend as nccl_backend
+from torsh_runtime.backends.library import failure_notifications
+from torsh_runtime.backends.nccl import late
 from torsh_runtime.backends.registry import is_available
-from torsh_runtime.comm.choosing import backend_type
+from torsh_runtime.comm.choosing import backend_type, chosen_type
 from torsh_runtime.errors import BackendUnavailable, CommAborted, CommError, ConfigError
 from torsh_runtime.job_group import JobGroup
 
@@ -95,6 +97,32 @@ def test_objects_and_barriers_go_over_the_processor(jobs: Jobs) -> None:
     check(jobs.run([BOTH, BOTH], body))
 
 
+@pytest.mark.parametrize("call", ["numbers", "barrier", "objects"])
+def test_exchanges_on_the_processors_wait_for_no_kernel(jobs: Jobs, call: str) -> None:
+    def body(group: JobGroup) -> float:
+        sums(group)
+        over = threading.Event()
+        fake_cuda.machine().put(fake_cupy.current_queue(), over.is_set)  # a kernel under way
+        work = group.all_reduce(fake_cupy.asarray(np.ones(2, np.float32)), async_op=True)
+        work.wait()
+        began = time.monotonic()
+        if call == "numbers":
+            assert group.all_gather_numbers(np.array([group.rank])).tolist() == [[0], [1]]
+        elif call == "barrier":
+            group.barrier()
+        else:
+            tr.all_gather_object([None, None], "any", group)
+        assert not work.is_completed()
+        held = time.monotonic() - began
+        over.set()
+        return held
+
+    kind = chosen_type(None, 0)
+    results = jobs.run([str(kind)] * 2, body, timeout=3.0)
+    check(results)
+    assert max(results) < 1.0, "the processor waited for the GPU"
+
+
 def test_groups_made_of_it_have_both(jobs: Jobs) -> None:
     def body(group: JobGroup) -> None:
         half = tr.split(group.rank // 2, group=group)
@@ -152,6 +180,58 @@ def test_a_group_stays_one_of_both_when_it_shrinks(jobs: Jobs) -> None:
     check(jobs.run([BOTH] * 3, body))
 
 
+@pytest.mark.parametrize("backend", [BOTH, "nccl"])
+@pytest.mark.parametrize("again", ["configure", "shrink"])
+@pytest.mark.parametrize("how", ["leaves", "dies"])
+def test_survivors_go_on_with_a_fresh_communicator(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, backend: str, again: str, how: str
+) -> None:
+    dead: set[int] = set()
+    facts, over = failure_notifications._own_facts, threading.Barrier(3)
+    own = lambda: {**facts(), "pid": fake_cuda.machine().current.number}  # noqa: E731
+    monkeypatch.setattr(failure_notifications, "_own_facts", own)
+    monkeypatch.setattr(failure_notifications, "_has_ended", lambda member: member["pid"] in dead)
+
+    def body(group: JobGroup) -> None:
+        on_gpu(group)
+        if group.rank == 2:
+            dead.update({2} if how == "dies" else set())
+            if how == "leaves":
+                group._own_backend.close()
+            over.wait(LONG)
+            return
+        stuck = fake_cupy.asarray(np.ones(2, np.float32))
+        group.all_reduce(stuck)  # the stream waits for rank 2
+        with pytest.raises(tr.PeerLost) as caught:
+            reduce_until_it_fails(group)
+        assert caught.value.rank == 2
+        stuck.get()  # the stream goes on
+        if again == "configure":
+            group.configure(group.store(), "", group.rank, 2, 7)
+            assert on_gpu(group) == 2
+        else:
+            smaller = group.shrunk([0, 1])
+            assert on_gpu(smaller) == 2
+            smaller.close()
+        over.wait(LONG)
+
+    check(jobs.run([backend] * 3, body))
+
+
+def on_gpu(group: tr.ProcessGroup) -> float:
+    """What an all_reduce of ones gives on the GPU."""
+    array = fake_cupy.asarray(np.ones(2, np.float32))
+    group.all_reduce(array)
+    return float(array.get()[0])
+
+
+def reduce_until_it_fails(group: tr.ProcessGroup) -> None:
+    limit = time.monotonic() + LONG
+    while time.monotonic() < limit:
+        group.all_reduce(fake_cupy.asarray(np.ones(2, np.float32)))
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     "asked",
     [
@@ -199,15 +279,10 @@ def test_who_asked_for_both_hears_who_did_not_come(jobs: Jobs) -> None:
 def test_all_hear_why_one_has_no_nccl(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    load = nccl_backend._load
+    def is_available(kind: BackendType) -> bool:
+        return fake_cuda.machine().current.number != failing
 
-    def without() -> Any:
-        _, _, device = found = load()
-        if device.device_id == failing:
-            raise nccl_backend._unavailable("there is no driver")
-        return found
-
-    monkeypatch.setattr(nccl_backend, "_load", without)
+    monkeypatch.setattr(late, "is_available", is_available)
     results = jobs.run([BOTH, BOTH], lambda group: None)
     assert isinstance(results[failing].error, BackendUnavailable)
     told = str(results[1 - failing].error)

@@ -3,28 +3,27 @@
 What is put on a stream is not run before somebody asks whether it is done, and then only what
 that depends on is run: whoever reads or writes without having waited sees old contents. What would
 be undefined on a GPU, or a crash of the process, is noted in `Machine.faults`.
+
+Memory is in fake_memory, captures of streams in graphs in fake_graphs.
 """
 
 from __future__ import annotations
 
 import itertools
-import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-import numpy as np
+from support.fake_graphs import Capture, Captures
+from support.fake_graphs import CUDAError as CUDAError
+from support.fake_memory import Block as Block
+from support.fake_memory import Memory
 
 _PATIENCE = 60.0
 """Seconds after which a wait on the processor is given up; a GPU would hang."""
 LEGACY = (0, 1)
 """Handles of the default stream of whichever device is current."""
-
-
-class CUDAError(Exception):
-    """What cuda.core raises when the driver refuses."""
 
 
 class Task:
@@ -36,6 +35,7 @@ class Task:
         self.run = run
         self.done = False
         self.busy = False
+        self.capture: Capture | None = None
 
     def finish(self) -> None:
         self.done = True
@@ -51,6 +51,7 @@ class Queue:
         self.blocking = blocking
         self.destroyed = False
         self.tasks: deque[Task] = deque()
+        self.capture: Capture | None = None
 
 
 class Gpu:
@@ -62,45 +63,34 @@ class Gpu:
         self.queues = [self.default]
 
 
-class Block:
-    """Memory of a device."""
-
-    def __init__(self, gpu: Gpu, address: int, num_bytes: int) -> None:
-        self.gpu = gpu
-        self.address = address
-        self.bytes = np.full(num_bytes, 0xCD, np.uint8)
-
-
-class Machine:
+class Machine(Memory, Captures):
     """Several devices, used by the threads of this process."""
 
     def __init__(self, gpus: int) -> None:
+        super().__init__()
         self.gpus = [Gpu(number) for number in range(gpus)]
-        self.faults: list[str] = []
+        self.capability = (9, 0)
+        """The compute capability of all devices."""
         self.cliques: dict[bytes, Any] = {}
         """NCCL's, by their unique ids."""
-        self.moved = threading.Condition(threading.RLock())
         self._progress = 0
         self._handles = itertools.count(0x1000, 0x10)
-        self._blocks: weakref.WeakValueDictionary[int, Block] = weakref.WeakValueDictionary()
-        self._indices = itertools.count(1)
-        self._thread = threading.local()
 
     @property
     def current(self) -> Gpu:
         """The calling thread's current device."""
-        gpu: Gpu = getattr(self._thread, "gpu", self.gpus[0])
+        gpu: Gpu = getattr(self.thread, "gpu", self.gpus[0])
         return gpu
 
     @current.setter
     def current(self, gpu: Gpu) -> None:
-        self._thread.gpu = gpu
+        self.thread.gpu = gpu
 
     @property
     def context(self) -> Gpu:
         """The device whose context is current for the driver: none in a thread before its first
         call of the runtime, which takes device 0 for the current one already."""
-        if not hasattr(self._thread, "gpu"):
+        if not hasattr(self.thread, "gpu"):
             raise CUDAError("CUDA_ERROR_INVALID_CONTEXT: no context is current in this thread")
         return self.current
 
@@ -108,26 +98,6 @@ class Machine:
         if number not in range(len(self.gpus)):
             raise CUDAError("CUDA_ERROR_INVALID_DEVICE: no such device")
         return self.gpus[number]
-
-    def allocate(self, gpu: Gpu, num_bytes: int) -> Block:
-        index = next(self._indices)
-        block = Block(gpu, index << 32, num_bytes)
-        self._blocks[index] = block
-        return block
-
-    def memory(self, gpu: Gpu, address: int, num_bytes: int) -> Any:
-        """The bytes at an address; None, and a fault, unless that much is allocated there."""
-        block = self._blocks.get(address >> 32)
-        offset = address & 0xFFFFFFFF
-        if num_bytes == 0:
-            return np.empty(0, np.uint8)
-        if block is None or offset + num_bytes > len(block.bytes):
-            self.faults.append(f"{num_bytes} bytes at {address:#x} are used but not allocated")
-            return None
-        if block.gpu is not gpu:
-            self.faults.append(f"device {gpu.number} uses memory of device {block.gpu.number}")
-            return None
-        return block.bytes[offset : offset + num_bytes]
 
     def new_queue(self, gpu: Gpu, blocking: bool) -> Queue:
         queue = Queue(gpu, next(self._handles), blocking)
@@ -149,6 +119,10 @@ class Machine:
         with self.moved:
             if queue.destroyed:
                 raise CUDAError("CUDA_ERROR_INVALID_HANDLE: the stream was destroyed")
+            for need in needs:
+                self._join(queue, need)
+            if queue.capture is not None:
+                return self._captured(queue, lambda other: self.put(other, run), run)
             task = Task(queue, [*needs, *self._implied(queue)], run)
             queue.tasks.append(task)
             self.moved.notify_all()
@@ -185,6 +159,12 @@ class Machine:
 
     def note_progress(self) -> None:
         self._progress += 1
+
+    def is_past(self, task: Task) -> bool:
+        return self._finish(task)
+
+    def new_task(self, queue: Queue, run: Callable[[], bool]) -> Task:
+        return Task(queue, (), run)
 
     def _finish(self, task: Task) -> bool:
         while not task.done:
@@ -243,6 +223,10 @@ class Device:
     def device_id(self) -> int:
         return self._gpu.number
 
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        return machine().capability
+
     def set_current(self, ctx: object = None) -> None:
         machine().current = self._gpu
 
@@ -283,10 +267,18 @@ class Event(Made):
 
     @property
     def is_done(self) -> bool:
+        machine().check_no_capture()
+        self._check_not_captured()
         return machine().is_done(self._task)
 
     def sync(self) -> None:
+        machine().check_no_capture()
+        self._check_not_captured()
         machine().wait(self._task)
+
+    def _check_not_captured(self) -> None:
+        if self._task is not None and self._task.capture is not None:
+            raise CUDAError("CUDA_ERROR_CAPTURED_EVENT: the event was recorded in a capture")
 
     def close(self) -> None:
         self._task = None
@@ -324,6 +316,7 @@ class Stream(Made):
         machine().put(machine().queue(self._handle), lambda: True, needs)
 
     def sync(self) -> None:
+        machine().check_no_capture()
         machine().wait(machine().last(machine().queue(self._handle)))
 
     def close(self) -> None:

@@ -66,6 +66,7 @@ class ndarray:  # noqa: N801  (cupy's name)
     size = property(lambda self: self.contents.size)
     ndim = property(lambda self: self.contents.ndim)
     nbytes = property(lambda self: self.contents.nbytes)
+    itemsize = property(lambda self: self.contents.itemsize)
     device = property(lambda self: Device(self.block.gpu.number))
     flags = property(lambda self: self.contents.flags)
 
@@ -74,7 +75,7 @@ class ndarray:  # noqa: N801  (cupy's name)
 
     @property
     def data(self) -> Any:
-        return SimpleNamespace(ptr=self._address())
+        return SimpleNamespace(ptr=self._address(), mem=SimpleNamespace(ptr=self.block.address))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -139,7 +140,7 @@ class ndarray:  # noqa: N801  (cupy's name)
 def empty(shape: Any, dtype: Any = np.float64) -> ndarray:
     dtype = np.dtype(dtype)
     count = int(np.prod(shape))
-    block = machine().allocate(machine().current, count * dtype.itemsize)
+    block = machine().allocate(current_queue(), count * dtype.itemsize)
     return ndarray(block, block.bytes.view(dtype).reshape(shape))
 
 
@@ -216,6 +217,12 @@ def get_current_stream(device_id: int = -1) -> Any:
         return SimpleNamespace(ptr=current_queue().handle)
 
 
+def _as_strided(x: ndarray, shape: Any, strides: Any) -> ndarray:
+    begin = x._address() - x.block.address
+    return ndarray(x.block, np.ndarray(shape, x.dtype, x.block.bytes, begin, strides))
+
+
+lib = SimpleNamespace(stride_tricks=SimpleNamespace(as_strided=_as_strided))
 cuda = SimpleNamespace(
     Device=Device,
     Stream=Stream,

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import gc
+import os
 import secrets
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from support import fake_cuda, fake_cupy, fake_nccl
+from support import fake_cuda, fake_cupy, fake_driver, fake_nccl
 from support.fake_cuda import Machine
 from support.forked import Raised
 from support.suite.cases import LONG
 from support.worlds import PATIENCE
 
+from torsh_runtime.backends import registry
 from torsh_runtime.backends.base import Backend, BackendType, ByDevice
 from torsh_runtime.backends.by_device import ByDeviceBackend
 from torsh_runtime.backends.native.backend import NativeBackend
+from torsh_runtime.backends.nccl import unreported
 from torsh_runtime.backends.nccl.backend import NcclBackend
+from torsh_runtime.backends.nccl.late import LateNcclBackend
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.job import Job
@@ -32,13 +37,16 @@ from torsh_runtime.store.hosted import HostedStore
 
 @contextmanager
 def fake_gpus(count: int) -> Iterator[Machine]:
-    """While it is open, nccl4py, cuda-core and cupy are there, on a machine of so many GPUs. torch
-    is hidden, as it may have real ones.
+    """While it is open, a driver, nccl4py, cuda-core and cupy are there, on a machine of so many
+    GPUs. torch is hidden, as it may have real ones. Failures of GPUs are raised: the ranks are one
+    process.
     """
     machine = fake_cuda.plug_in(count)
     modules: dict[str, Any] = {
         "cuda": ModuleType("cuda"),
         "cuda.core": fake_cuda,
+        "cuda.bindings": ModuleType("cuda.bindings"),
+        "cuda.bindings.driver": fake_driver,
         "nccl": ModuleType("nccl"),
         "nccl.core": fake_nccl,
         "cupy": fake_cupy,
@@ -46,9 +54,14 @@ def fake_gpus(count: int) -> Iterator[Machine]:
     }
     before = {name: sys.modules.get(name) for name in modules}
     sys.modules.update(modules)
+    driver, registry._NVIDIA_DRIVER = registry._NVIDIA_DRIVER, (Path("/"),)
+    how = os.environ.setdefault(unreported.VARIABLE, "raise")
     try:
         yield machine
     finally:
+        registry._NVIDIA_DRIVER = driver
+        if how == "raise":
+            os.environ.pop(unreported.VARIABLE, None)
         for name, module in before.items():
             if module is None:
                 del sys.modules[name]
@@ -59,7 +72,7 @@ def fake_gpus(count: int) -> Iterator[Machine]:
 def by_device(store: StoreClient, rank: int, count: int, timeout: float) -> ByDeviceBackend:
     """A rank's end of a group of native and nccl."""
     host = NativeBackend.connect(store.scoped("cpu/"), rank, count, timeout)
-    gpu = NcclBackend.connect(store.scoped("cuda/"), rank, count, timeout)
+    gpu = LateNcclBackend.connect(store.scoped("cuda/"), rank, count, timeout)
     return ByDeviceBackend(ByDevice(BackendType.NATIVE, BackendType.NCCL), host, gpu)
 
 

@@ -13,6 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 from support.fake_cuda import LEGACY, CUDAError, Device, Gpu, Queue, machine
 from support.fake_nccl_ranks import Clique, Launch, NCCLError, Op
-from support.fake_nccl_sums import SIZES, DataType
+from support.fake_nccl_sums import OF_ML_DTYPES, SIZES, DataType
 
 NcclDataType = DataType
 _RESULTS = ("no error", "unhandled cuda error", "", "internal error", "", "invalid usage")
@@ -39,6 +40,8 @@ class NcclRedOp(IntEnum):
 
 
 SUM, PROD, MAX, MIN, AVG = NcclRedOp
+release = (2, 28, 9)
+"""The version of NCCL itself."""
 thread = threading.local()
 
 
@@ -268,6 +271,10 @@ class Communicator:
         return found
 
     def _reduction(self, op: Any, dtype: DataType) -> dict[str, Any]:
+        """NCCL before 2.24 has no such dtypes, and refuses them on GPUs before compute capability
+        9.0."""
+        if "FLOAT8" in dtype.name and (release < (2, 24) or machine().capability < (9, 0)):
+            raise NCCLError("invalid argument: FP8 reduction support begins with sm90")
         if not isinstance(op, CustomRedOp):
             return {"red_op": int(NcclRedOp(op))}
         if op.closed or op not in self._resources:
@@ -290,6 +297,9 @@ class Communicator:
     def _launch(self, queue: Queue, ops: list[Op]) -> None:
         clique = self._check_valid()
         ops = [op for op in ops if op.count]
+        if queue.capture is not None:
+            machine().put_node(queue, lambda other: self._launch(other, [*map(replace, ops)]))
+            return
         clique.connect(self._rank, ops)
         launch = Launch(self._rank, ops)
         with machine().moved:
@@ -300,6 +310,10 @@ class Communicator:
             needs = [] if before is None else [before]
             launch.task = machine().put(queue, lambda: clique.run(launch), needs)
             clique.last[self._rank] = launch.task
+
+
+def get_version() -> Any:
+    return SimpleNamespace(libnccl=SimpleNamespace(version=SimpleNamespace(release=release)))
 
 
 def get_error_string(nccl_result: int) -> str:
@@ -323,7 +337,9 @@ class _Buffer(SimpleNamespace):
             raise NcclInvalid(f"{type(buffer)} is no array of a device") from None
         if facts["strides"] is not None:
             raise NcclInvalid("nccl4py would take the wrong elements of a strided array")
-        name = np.dtype(buffer.dtype).name.upper().replace("BOOL", "UINT8")
+        name = np.dtype(buffer.dtype).name
+        own = {own: kind.name for kind, own in OF_ML_DTYPES.items()}
+        name = own.get(name, name.upper().replace("BOOL", "UINT8"))
         if name not in DataType.__members__:
             raise NcclInvalid(f"dtype {buffer.dtype} has no NCCL equivalent")
         count = int(np.prod(facts["shape"]))

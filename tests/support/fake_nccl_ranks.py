@@ -147,6 +147,9 @@ class Clique:
             if launch.task is None or not self.machine.reach(launch.task):
                 return
             self._begin(launch)
+        self.machine.reuse()
+        if op.over:  # by now
+            return
         for other in ops:
             other.over = True
         self.machine.note_progress()

@@ -23,13 +23,20 @@ class DataType(IntEnum):
     FLOAT32 = 7
     FLOAT64 = 8
     BFLOAT16 = 9
+    FLOAT8E4M3 = 10
+    FLOAT8E5M2 = 11
 
 
 SIZES = {
-    each: 2 if each.name.endswith("FLOAT16") else int(each.name.lstrip("UINTFLOA")) // 8
+    each: 1 if "FLOAT8" in each.name else int(each.name.lstrip("BUINTFLOA")) // 8
     for each in DataType
 }
 """Bytes of an element."""
+OF_ML_DTYPES = {
+    DataType.BFLOAT16: "bfloat16",
+    DataType.FLOAT8E4M3: "float8_e4m3fn",
+    DataType.FLOAT8E5M2: "float8_e5m2",
+}
 _SUM, _PROD, _MAX, _MIN, _AVG, _SCALED = range(6)
 _FUNCTIONS = {_PROD: np.multiply, _MAX: np.fmax, _MIN: np.fmin}
 
@@ -92,8 +99,8 @@ def _divided(total: Any, ranks: int) -> Any:
 
 
 def _dtype(dtype: DataType) -> Any:
-    if dtype is DataType.BFLOAT16:
+    if dtype in OF_ML_DTYPES:
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(getattr(ml_dtypes, OF_ML_DTYPES[dtype]))
     return np.dtype(dtype.name.lower())

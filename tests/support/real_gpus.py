@@ -21,6 +21,8 @@ _LONG = 400.0
 """Seconds after which ranks that hang are given up."""
 
 _NEEDS = ("nccl", "cupy", "torch")
+_ENVIRON = {"NCCL_SOCKET_IFNAME": "lo", "TORSH_ON_GPU_FAILURE": "raise"}
+"""Ranks tell of failures by what they return."""
 _has_all = bool(visible(os.environ)) and all(map(find_spec, _NEEDS))
 needs_gpu = pytest.mark.skipif(not _has_all, reason="needs an NVIDIA GPU, nccl4py, cupy and torch")
 
@@ -35,7 +37,7 @@ def run_on_gpus(ranks: int, body: str, *arguments: Any, **environ: str) -> list[
         path = os.pathsep.join([str(HOME), str(HOME / "tests"), *sys.path])
         done = subprocess.run(
             [*launch, "--max-restarts", "0", program, folder],
-            env={**os.environ, "PYTHONPATH": path, "NCCL_SOCKET_IFNAME": "lo", **environ},
+            env={**os.environ, **_ENVIRON, "PYTHONPATH": path, **environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from torsh_runtime.arrays.devices import is_for_rocm, way_out
 from torsh_runtime.numpy_or_cupy import bfloat16
 
 
@@ -22,8 +23,7 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise TypeError(
             f"a {tensor.layout} tensor on {tensor.device} cannot take part in a collective of a "
-            f"CPU backend; use a dense one on the CPU, or backend 'nccl' for CUDA tensors, "
-            f"'cpu:native,cuda:nccl' for both"
+            f"CPU backend; {_instead(tensor.device.type)}"
         )
     plain = tensor.detach()
     if plain.is_conj() or plain.is_neg():
@@ -43,6 +43,17 @@ def host_view(tensor: torch.Tensor) -> NDArray[Any]:
         ) from None
 
 
+def _instead(device: str) -> str:
+    if device == "cpu":
+        return "use a dense one"
+    if device == "cuda" and not is_for_rocm():
+        return (
+            "use a dense one on the CPU, or backend 'nccl' for CUDA tensors, "
+            "'cpu:native,cuda:nccl' for both"
+        )
+    return way_out(device)
+
+
 def _opaque(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a view of a tensor whose dtype numpy does not have, such as float8.
 
@@ -59,13 +70,13 @@ def _opaque(tensor: torch.Tensor) -> NDArray[Any]:
 
 def copy_out(tensor: torch.Tensor, target: NDArray[np.uint8]) -> None:
     """Write the bytes of `tensor` to `target`, which has the same length."""
-    _elements(target, tensor).copy_(tensor.detach())
+    elements(target, tensor).copy_(tensor.detach())
 
 
 @torch.no_grad()
 def copy_in(tensor: torch.Tensor, source: NDArray[np.uint8]) -> None:
     """Write the bytes into `tensor`, in place."""
-    tensor.copy_(_elements(source, tensor))
+    tensor.copy_(elements(source, tensor))
 
 
 def memory_of(tensor: torch.Tensor) -> NDArray[np.uint8] | None:
@@ -87,7 +98,8 @@ def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     return torch.empty(shape, dtype=kind)
 
 
-def _elements(memory: NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
+def elements(memory: NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in this memory, of the dtype and shape of `like`."""
     return torch.from_numpy(memory).view(like.dtype).view(like.shape)
 
 

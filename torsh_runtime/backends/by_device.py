@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Facts, Reduce
 from torsh_runtime.backends.library.failure_notifications import FailureCause
 from torsh_runtime.backends.library.operands import is_list
-from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.device import is_on_gpu
+from torsh_runtime.backends.nccl.late import LateNcclBackend
 from torsh_runtime.backends.operation import OBJECTS, Op
 from torsh_runtime.backends.reconfiguration import Refusing
 from torsh_runtime.backends.work import Work
@@ -34,7 +34,7 @@ class ByDeviceBackend(Backend):
 
     type: ByDevice
 
-    def __init__(self, kind: ByDevice, host: Backend, gpu: NcclBackend) -> None:
+    def __init__(self, kind: ByDevice, host: Backend, gpu: LateNcclBackend) -> None:
         """Take over both backends: if either of them fails, so does the other."""
         super().__init__(host.rank, host.world_size)
         self.type = kind
@@ -73,6 +73,9 @@ class ByDeviceBackend(Backend):
     def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
         if op.kind in ("barrier", *OBJECTS):
             return self._host.run(op, timeout, async_op)
+        array = op.output
+        if array is op.input and type(array) is not np.ndarray and is_on_gpu(array):
+            return self._gpu.run(op, timeout, async_op)
         return self._at_all(op).run(op, timeout, async_op)
 
     def all_reduce_coalesced(
@@ -133,8 +136,13 @@ class ByDeviceBackend(Backend):
         """End the host's backend because NCCL has failed: pending operations end, new ones are
         refused.
         """
-        host, _ = self._members
-        self._host = cast(Backend, Refusing(host, cause.error))
+        host, gpu = self._members
+
+        def error() -> CommError:
+            gpu.told()
+            return cause.error()
+
+        self._host = cast(Backend, Refusing(host, error))
         host.abort()
 
     def _at(self, array: object) -> Backend:

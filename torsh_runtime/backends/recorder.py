@@ -87,9 +87,18 @@ class GroupRecorder:
         recording = opened()
         return None if recording is None else cls(recording, 0, name, size, "")
 
-    def enter(self, op: Op, sequence: int, in_background: bool = False) -> NotedOperation:
-        """Note that an operation begins."""
-        dtype, count, nbytes = _measured(op.measured)
+    def enter(
+        self,
+        op: Op,
+        sequence: int,
+        in_background: bool = False,
+        measured: tuple[int, int, int] | None = None,
+    ) -> NotedOperation:
+        """Note that an operation begins.
+
+        `measured` is the number of its dtype, its elements and its bytes, if they are known.
+        """
+        dtype, count, nbytes = measured or _measured(op.measured)
         how = op.reduction
         reduction = ReduceOp.PREMUL_SUM if isinstance(how, PremulSum) else how
         entry = self._native.LibraryOperation(
@@ -97,7 +106,7 @@ class GroupRecorder:
             _KINDS[op.kind],
             dtype,
             int(reduction),
-            op.root,
+            -1 if op.peer is None else op.peer,
             count,
             nbytes,
             sequence,

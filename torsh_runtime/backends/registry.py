@@ -11,7 +11,7 @@ from torsh_runtime.backends.base import BackendType
 
 _CLASSES = {
     BackendType.NATIVE: "native.backend.NativeBackend",
-    BackendType.NCCL: "nccl.backend.NcclBackend",
+    BackendType.NCCL: "nccl.late.LateNcclBackend",
     BackendType.MPI: "library.mpi.MpiBackend",
     BackendType.GLOO: "library.gloo.GlooBackend",
     BackendType.SINGLE: "single.SingleBackend",

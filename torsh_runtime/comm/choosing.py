@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 
+from torsh_runtime.arrays.devices import way_out
 from torsh_runtime.backends.base import BackendKind, BackendType, ByDevice, ReduceOp
+from torsh_runtime.backends.nccl.device import make_current
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.errors import BackendUnavailable, ConfigError
 
@@ -102,7 +103,9 @@ def get_default_backend_for_device(device: object) -> str:
     backends = {"cpu": BackendType.NATIVE, "cuda": BackendType.NCCL}
     kind = _kind_of_device(device)
     if kind not in backends:
-        raise ValueError(f"there is no backend for {device!r}; there are for {list(backends)}")
+        raise ValueError(
+            f"there is no backend for {device!r}; there are for {list(backends)}; {way_out(kind)}"
+        )
     return backends[kind].value
 
 
@@ -122,12 +125,15 @@ def supports_complex(reduceOp: ReduceOp) -> bool:  # noqa: N803  (torch's name)
 
 
 def chosen_type(backend: str | BackendType | None, device_id: object) -> BackendKind | None:
-    """Return the backend that was named, or that the device needs; None if neither decides."""
+    """Return the backend that was named, or those that a GPU needs; None if neither decides.
+
+    With a GPU, numbers, barriers and objects go over the processors, and wait for no kernel.
+    """
     if backend is not None:
         return backend_type(backend)
     if device_id is None or _kind_of_device(device_id) == "cpu":
         return None
-    return BackendType.NCCL
+    return ByDevice(BackendType.NATIVE, BackendType.NCCL)
 
 
 def use_device(device_id: object, kind: BackendKind | None) -> None:
@@ -137,13 +143,21 @@ def use_device(device_id: object, kind: BackendKind | None) -> None:
     use already or the user chose a number, the GPU's streams get 32 queues.
 
     Raises ConfigError for other devices and for a backend that uses no GPU, BackendUnavailable
-    without a driver or nccl4py.
+    without a driver or nccl4py. If `kind` uses GPUs, nccl4py is loaded from now on in a thread.
     """
+    if kind is not None and "cuda" in by_device(kind):
+        from torsh_runtime.backends.nccl.loading import begin_loading  # jobs on CPUs do without
+
+        begin_loading()
     if device_id is None or (_kind_of_device(device_id) == "cpu" and kind is not BackendType.NCCL):
         return
     number = getattr(device_id, "index", device_id)
     if _kind_of_device(device_id) not in ("", "cuda") or not isinstance(number, int):
-        raise ConfigError(f"device_id {device_id!r} is no GPU: give its number, or a torch.device")
+        other = _kind_of_device(device_id)
+        raise ConfigError(
+            f"device_id {device_id!r} is no NVIDIA GPU: give its number, or a torch.device"
+            + (f"; {way_out(other)}" if other not in ("", "cpu", "cuda") else "")
+        )
     if kind is None or "cuda" not in by_device(kind):
         raise ConfigError(
             f"device_id {device_id!r} is for backend 'nccl'; {kind!s} works on CPUs: leave it out"
@@ -151,8 +165,10 @@ def use_device(device_id: object, kind: BackendKind | None) -> None:
     # What one stream waits for holds up others that share a queue with it: CUDA has 8 unless told.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     if not is_available(BackendType.NCCL):
-        raise BackendUnavailable("the nccl backend", "There is no NVIDIA driver or no nccl4py.")
-    import_module("cuda.core").Device(number).set_current()
+        from torsh_runtime.backends.nccl.loading import unavailable
+
+        raise unavailable("There is no NVIDIA driver or no nccl4py")
+    make_current(number)
 
 
 def check_no_options(pg_options: object) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import NamedTuple
 
 from torsh_runtime.backends.base import Backend, BackendKind
@@ -126,8 +127,10 @@ class GroupRegistry:
     def close(self) -> None:
         """Leave all groups that were made, the youngest first; no more can be made."""
         self._is_closed = True
-        while self._open:
-            self._open.pop().close()
+        with ExitStack() as closing:  # all of them, also when one raises
+            for group in tuple(self._open):
+                closing.callback(group.close)
+        self._open.clear()
 
     def forget(self, group: ProcessGroup) -> None:
         """Forget a group that was left. No group will have its name again."""

@@ -146,8 +146,6 @@ def _faults(now: GpuReading, before: GpuReading | None) -> Iterator[str]:
         yield f"uncorrectable ECC errors: {(now.ecc or 0) - (before.ecc or 0)} since the last round"
     if now.remap_failed:
         yield "row remapping failed: its memory has to be repaired"
-    if now.remap_pending:
-        yield "row remapping is pending: it has to be reset before its memory can be used safely"
     for xid in _new_xids(now, before):
         if xid in BROKEN_XIDS:
             yield f"Xid {xid}, {BROKEN_XIDS[xid]}"
@@ -166,6 +164,8 @@ def remarks(now: Sequence[GpuReading], before: Sequence[GpuReading]) -> Iterator
 def _remarks(now: GpuReading, before: GpuReading | None) -> Iterator[str]:
     if now.width and now.width_max and now.width < now.width_max:
         yield f"its PCIe link uses {now.width} of {now.width_max} lanes"
+    if now.remap_pending:
+        yield "a row remapping is pending: reset it before long"
     yield from dict.fromkeys(text for flag, text in SLOWED.items() if now.reasons & flag)
     for xid in _new_xids(now, before):
         if xid not in BROKEN_XIDS:

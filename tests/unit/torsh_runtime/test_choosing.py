@@ -63,26 +63,28 @@ def test_backends_for_devices() -> None:
     assert tr.get_default_backend_for_device("cpu") == "native"
     assert tr.get_default_backend_for_device("cuda:3") == "nccl"
     assert tr.get_default_backend_for_device(SimpleNamespace(type="cuda", index=1)) == "nccl"
-    with pytest.raises(ValueError, match="xpu"):
+    with pytest.raises(ValueError, match=r"no backend for 'xpu'.*init_process_group.'xccl'."):
         tr.get_default_backend_for_device("xpu")
 
 
 def test_devices_of_groups() -> None:
     cuda = SimpleNamespace(type="cuda", index=0)
     assert chosen_type(None, None) is chosen_type(None, "cpu") is None
-    assert chosen_type(None, 0) is chosen_type(None, cuda) is BackendType.NCCL
     assert chosen_type("gloo", 0) is BackendType.GLOO
     both = backend_type("cpu:native,cuda:nccl")
     assert chosen_type("cpu:native,cuda:nccl", 0) == both
+    assert chosen_type(None, 0) == chosen_type(None, cuda) == both
+    assert chosen_type("nccl", 0) is BackendType.NCCL
     use_device("cpu", BackendType.NATIVE)
     use_device("cpu", both)
     use_device(None, BackendType.NCCL)
     for wrong, kind, words in (
         (cuda, BackendType.NATIVE, "is for backend 'nccl'"),
         (0, BackendType.GLOO, "is for backend 'nccl'"),
-        ("cpu", BackendType.NCCL, "no GPU"),
-        ("xpu", both, "no GPU"),
-        (SimpleNamespace(type="cuda", index=None), BackendType.NCCL, "no GPU"),
+        ("cpu", BackendType.NCCL, "no NVIDIA GPU"),
+        ("xpu", both, "no NVIDIA GPU.*xccl"),
+        ("mps", both, "no NVIDIA GPU.*copy on the CPU"),
+        (SimpleNamespace(type="cuda", index=None), BackendType.NCCL, "no NVIDIA GPU"),
     ):
         with pytest.raises(tr.ConfigError, match=words):
             use_device(wrong, kind)

@@ -178,3 +178,27 @@ def test_who_has_not_connected_is_named(
         first.all_connected(0.05)
     assert caught.value.missing == (1,)
     second.all_connected(30)
+
+
+def test_a_rank_that_has_called_an_operation_but_not_come_to_it_is_missing(
+    pair: tuple[FailureNotifications, FailureNotifications], call: Call
+) -> None:
+    first, second = pair
+    assert first.missing(call) == [1]
+    assert first.called(call) == []
+    second.look(Call("all_reduce", 3, has_started=False))
+    assert first.missing(call) == [1]
+    assert first.called(call) == [1]
+    second.look(call)
+    assert first.missing(call) == []
+    assert first.called(call) == []
+
+
+def test_a_message_that_a_gpu_has_not_come_to_follows_the_collective_before_it(
+    pair: tuple[FailureNotifications, FailureNotifications], call: Call
+) -> None:
+    first, second = pair
+    message = Call("send", 3, 0, True, has_started=False)
+    second.look(message)
+    assert first.missing(call) == []
+    assert first.called(message) == []

@@ -327,6 +327,21 @@ def test_groups_of_the_same_ranks_have_the_same_names_everywhere() -> None:
     assert len(set(names[0])) == 2
 
 
+def test_all_groups_are_left_when_leaving_one_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[ProcessGroup] = []
+
+    def close(group: ProcessGroup) -> None:
+        left.append(group)
+        raise tr.CommError(f"{group.ranks}")
+
+    session = made(0, [])
+    groups = [session.group("", [0, n], BackendType.NATIVE, 1.0) for n in (1, 2, 3)]
+    monkeypatch.setattr(ProcessGroup, "close", close)
+    with pytest.raises(tr.CommError, match=r"\(0, 1\)"):
+        session.close()
+    assert left == groups[::-1]
+
+
 def test_who_is_not_in_a_group_cannot_use_it() -> None:
     group = made(3, []).group("", [0, 1], BackendType.NATIVE, 1.0)
     assert isinstance(group, NonMember)

@@ -4,12 +4,9 @@ MPI, Gloo and NCCL leave a rank waiting for a peer that has failed, left or abor
 notes the first failure, its leaving and, once it has waited for a while, in which operation it
 waits. Ranks that wait read the others' notes now and then.
 
-MPI, Gloo and NCCL leave a rank waiting for a peer that has failed, left or aborted. So each rank
-notes the first failure, its leaving and, once it has waited for a while, in which operation it
-waits; and whoever waits reads the others' notes now and then.
-
 Keys: member/<rank> who a rank is; note/end the failure that ended the group; note/at/<rank> the
-operation in which it was last seen waiting; note/left/<rank> how many operations it had begun.
+operation in which it was last seen waiting, and behind it the one that it has called; note/left/
+<rank> how many operations it had begun.
 """
 
 from __future__ import annotations
@@ -77,6 +74,8 @@ class Call:
     """In the recording, if it is noted there."""
     suspects: set[int] = field(default_factory=set)
     """The ranks that seemed gone when this operation was last looked after."""
+    has_started: bool = True
+    """The rank itself has come to it: with streams, its GPU does so later than its call."""
 
 
 class FailureNotifications:
@@ -131,8 +130,9 @@ class FailureNotifications:
 
     def look(self, call: Call) -> FailureCause | None:
         """Note that this rank waits in `call`; what the others' notes say against waiting on."""
+        come_to = call.sequence - (not call.has_started and not call.message)
         try:
-            self._store.put(f"note/at/{self._rank}", str(call.sequence).encode())
+            self._store.put(f"note/at/{self._rank}", b"%d %d" % (come_to, call.sequence))
             notes = {entry.key: entry.value for entry in self._store.list("note/").items}
         except StoreError:
             return None
@@ -144,12 +144,26 @@ class FailureNotifications:
         """Return the ranks not known to wait in the same operation or a later one."""
         if call.message:
             return [call.peer] if call.peer is not None else []
+        return [rank for rank, (at, _) in self._places().items() if at < call.sequence]
+
+    def called(self, call: Call) -> list[int]:
+        """Return those of the missing ranks that have called the operation.
+
+        Work before it keeps their GPUs from it.
+        """
+        if call.message:
+            return []
+        places = self._places().items()
+        return [rank for rank, (at, called) in places if at < call.sequence <= called]
+
+    def _places(self) -> dict[int, tuple[int, int]]:
+        """Return the operations that the peers have come to and those that they have called."""
         try:
             notes = {entry.key: entry.value for entry in self._store.list("note/at/").items}
         except StoreError:
             notes = {}
-        seen = {rank: int(notes.get(f"note/at/{rank}", -1)) for rank in range(self._world_size)}
-        return [rank for rank, at in seen.items() if at < call.sequence and rank != self._rank]
+        found = {rank: notes.get(f"note/at/{rank}", b"-1 -1") for rank in range(self._world_size)}
+        return {rank: _place(note) for rank, note in found.items() if rank != self._rank}
 
     def _lost(self, call: Call, notes: dict[str, bytes]) -> FailureCause | None:
         """Return the loss of a peer that this operation needs, or None.
@@ -172,6 +186,11 @@ class FailureNotifications:
         rank = min(lost)
         detail = "it has left the group" if left[rank] is not None else ""
         return FailureCause("PeerLost", (rank, call.op, call.sequence, detail))
+
+
+def _place(note: bytes) -> tuple[int, int]:
+    come_to, called = note.split()
+    return int(come_to), int(called)
 
 
 def _cause(note: bytes) -> FailureCause:

@@ -10,63 +10,35 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from importlib import import_module
-from typing import Protocol, TypeVar, cast
+from collections.abc import Callable
+from contextlib import suppress
 
 from torsh_runtime.backends.base import BackendType
-from torsh_runtime.backends.library.coroutine_work import Steps
 from torsh_runtime.backends.library.failure_notifications import (
     Call,
     FailureCause,
     FailureNotifications,
 )
-from torsh_runtime.backends.nccl.library import Communicator, Cuda, Device, Nccl
-from torsh_runtime.backends.nccl.operations import NcclOperations
-from torsh_runtime.backends.nccl.streams import Launch
-from torsh_runtime.backends.work import Work
-from torsh_runtime.errors import BackendUnavailable, CommError, CommTimeout
+from torsh_runtime.backends.nccl import unreported
+from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator
+from torsh_runtime.backends.nccl.flights import Flight
+from torsh_runtime.backends.nccl.launching import Companion, NcclLaunching
+from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
+from torsh_runtime.backends.nccl.loading import load
+from torsh_runtime.errors import CommError
 from torsh_runtime.store.client import StoreClient
 
-_LOOK_AROUND = 0.05
-"""Seconds between two looks of the watching thread while something is under way."""
-_LOOK_AT_COMPANION = 1.0
-"""Seconds between two looks whether another backend of the group has failed, at other times."""
 _PAUSE = 0.002
 """Seconds between two looks of a thread that closes the group."""
 _FAREWELL = 5.0
 """Seconds that closing waits for operations to end and for peers on the node to close, too."""
 _ABORT = 0.25
 """Seconds that are waited for NCCL to give up."""
+_TIMEOUTS_TO_START = 4
+"""The timeouts that the GPU may take to come to an operation, counted from its call."""
 
 
-T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Beginning:
-    """An operation that is being handed to NCCL."""
-
-    call: Call
-    timeout: float
-    deadline: float
-    next_look: float
-    """The time to look at the other ranks' notes again, in seconds of time.monotonic()."""
-
-
-class Companion(Protocol):
-    """Represents a different backend that forms one group with this one."""
-
-    def cause(self) -> FailureCause | None:
-        """Return why it has failed, or None if it has not."""
-
-    def end(self, cause: FailureCause) -> None:
-        """End it, because this one has failed."""
-
-
-class NcclBackend(NcclOperations):
+class NcclBackend(NcclLaunching):
     """Carries out the operations of one rank on the device that was current when it connected.
 
     NCCL has no tags, no receiving from any rank, no bitwise operations and no products of complex
@@ -79,14 +51,14 @@ class NcclBackend(NcclOperations):
     def __init__(
         self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: FailureNotifications
     ) -> None:
+        self._ends_process = unreported.ends_process()
         super().__init__(nccl, cuda, communicator, news)
-        self._companion: Companion | None = None
-        self._beginning: _Beginning | None = None
         self._aborting: threading.Thread | None = None
-        self._busy = threading.Event()
-        self._leaving = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="torsh-nccl", daemon=True)
-        self._watcher.start()
+        self._failing: threading.Thread | None = None
+        self._unreported: FailureCause | None = None
+        self.looking = threading.RLock()
+        unreported.look_at_exit(self)
+        self._watcher.add(self)
 
     @classmethod
     def connect(cls, store: StoreClient, rank: int, world_size: int, timeout: float) -> NcclBackend:
@@ -97,22 +69,17 @@ class NcclBackend(NcclOperations):
         within `timeout` seconds, CommError if NCCL fails.
         """
         deadline = time.monotonic() + timeout
-        nccl, cuda, device = _load()
+        nccl, cuda, device = load(None)
         news = FailureNotifications(store, rank, world_size, cls.type)
-        own = _library_call(nccl.get_unique_id) if rank == 0 else b""
-        meeting = nccl.UniqueId.from_bytes(news.meet(timeout, bytes(own))[0])
-
-        def initialise() -> Communicator:
-            device.set_current()
-            return nccl.Communicator.init(world_size, rank, meeting)
-
-        communicator = _within(initialise, deadline - time.monotonic(), timeout)
-        return cls(nccl, cuda, communicator, news)
+        news.meet(timeout)
+        wait = Wait(Call("init_process_group", 0), deadline - time.monotonic(), lambda: None)
+        place = Place(store, rank, range(world_size))
+        return communicator(place, nccl, wait, device, lambda made: cls(nccl, cuda, made, news))
 
     def accompany(self, companion: Companion) -> None:
         """Join a different backend in one group: when either has failed, the other ends, too."""
         self._companion = companion
-        self._busy.set()
+        self._watcher.wake()
 
     def ended(self) -> FailureCause | None:
         companion = self._companion
@@ -122,84 +89,128 @@ class NcclBackend(NcclOperations):
                 self._end(cause)
         return super().ended()
 
+    def abort(self) -> None:
+        self._is_own_doing = True
+        super().abort()
+        self.told()
+
+    @property
+    def unreported(self) -> CommError | None:
+        """Return the failure that the program has not heard of, though it has arbitrary numbers."""
+        return None if self._unreported is None else self._unreported.error()
+
+    def told(self) -> None:
+        self._unreported = None
+
+    def _check_usable(self) -> None:
+        if self.ended() is not None:
+            self.told()
+        super()._check_usable()
+
     def _when_ended(self, cause: FailureCause) -> None:
         companion = self._companion  # which a thread that closes the group forgets
         if companion is not None:
             companion.end(cause)
 
-    @contextmanager
-    def coalescing(self) -> Iterator[None]:
-        launch = self._together = Launch(launched=False)
-        self._nccl.group_start()
-        try:
-            yield
-        finally:
-            self._together = None
-            try:
-                self._nccl.group_end()
-            except Exception as error:
-                raise self.broke(Call("coalesce", self._sequence), error).error() from error
-            finally:
-                launch.launched = True
-                self.get_on()
-
     def close(self) -> None:
         limit = time.monotonic() + _FAREWELL
         self.ended()  # perhaps with its companion
-        self.get_on()
-        while self._under_way and not self.failed and time.monotonic() < limit:
+        while self._flights and not self.failed and time.monotonic() < limit:
+            self._sweep()
             time.sleep(_PAUSE)
-            self.get_on()
         super().close()
+        error = self.unreported
+        if error is not None:
+            self.told()
+            raise error
 
-    def _begin(self, call: Call, steps: Steps, timeout: float) -> Work:
-        now = time.monotonic()
-        self._beginning = _Beginning(call, timeout, now + timeout, now + self.look_every)
-        self._busy.set()
-        try:
-            work = super()._begin(call, steps, timeout)
-        finally:
-            self._beginning = None
-        work.done()  # from what was handed over to what is on the stream
-        return work
+    @property
+    def is_busy(self) -> bool:
+        """Return whether something is under way that has to be watched."""
+        is_over = self.failed or self._closed
+        return not is_over and bool(self._beginning is not None or self._flights)
 
-    def _result(self, work: Work, async_op: bool) -> Work:
-        return work if self._together is not None else super()._result(work, async_op)
+    @property
+    def has_companion(self) -> bool:
+        """Return whether another backend, which may fail at any time, forms one group with it."""
+        return self._companion is not None and not (self.failed or self._closed)
 
-    def _watch(self) -> None:
-        self._cuda.Device(self._device).set_current()
-        while not (self._closed or self.failed):
-            self._busy.wait(None if self._companion is None else _LOOK_AT_COMPANION)
-            self._busy.clear()
-            self.ended()
-            while not (self._closed or self.failed) and (self._under_way or self._beginning):
-                self._leaving.wait(_LOOK_AROUND)
-                self._check_beginning()
-                self.get_on()
-
-    def _check_beginning(self) -> None:
-        """End the group if an operation that is connecting to a peer is late or the peer has gone.
-
-        NCCL connects to a peer when it is first needed, and blocks meanwhile, so that only this
-        thread can notice that.
-        """
-        beginning, now = self._beginning, time.monotonic()
-        if beginning is None or self.ended() is not None:
+    def watch(self) -> None:
+        """Look after what is under way, in the thread that watches all groups."""
+        failing = self._failing
+        if self._closed or self.failed or (failing is not None and failing.is_alive()):
             return
-        if now > beginning.deadline:
-            self.late(beginning.call, beginning.timeout)
-        elif now > beginning.next_look:
-            beginning.next_look = now + self.look_every
-            self.look(beginning.call)
+        beginning, head = self._beginning, self._flights.head
+        try:
+            if self.ended() is not None:  # with its companion
+                return
+            self._own.make_current()
+            self._flights.sweep(self._check_communicator)
+            head = self._flights.head
+            if head is not None:
+                self._flights.notice_start(head)
+            if beginning is not None and beginning is self._beginning:
+                # NCCL connects to a peer when it is first needed, and blocks meanwhile.
+                beginning.has_started = True  # for the peers: it waits for them
+                self._look_after(beginning, beginning.began + beginning.timeout)
+                beginning.has_started = self._failing is not None
+            if head is not None:
+                self._look_after(head, self._deadline(head))
+        except Exception as error:
+            self._fail(self.broke, head or Call("coalesce", self._sequence), error)
+
+    def _deadline(self, head: Flight) -> float:
+        if head.started is not None:
+            return head.started + head.timeout
+        return head.began + _TIMEOUTS_TO_START * head.timeout
+
+    def _look_after(self, flight: Flight, deadline: float) -> None:
+        """End the group if an operation is late, or a peer that it needs has gone."""
+        now = time.monotonic()
+        if self.failed or (self._failing is not None and self._failing.is_alive()):
+            return
+        if now >= deadline:
+            self._fail(self.late, flight, flight.timeout)
+        elif now >= flight.next_look:
+            flight.next_look = now + self.look_every
+            self.look(flight)
+
+    def late(self, call: Call, seconds: float) -> FailureCause:
+        if call.has_started:
+            return super().late(call, seconds)
+        self.look(call)
+        busy = (
+            f" (this rank's GPU has not come to it {_TIMEOUTS_TO_START * seconds:g} s after the "
+            f"call: work before it has not ended)"
+        )
+        facts = call.op, call.sequence, seconds, (self._rank,), busy
+        return self._end(FailureCause("CommTimeout", facts))
+
+    def _fail(self, end: Callable[..., FailureCause], *facts: object) -> None:
+        """End the group in a thread of its own: that takes a while, and others are watched."""
+        self._failing = threading.Thread(target=end, args=facts, daemon=True)
+        self._failing.name = "torsh-nccl-failure"
+        self._failing.start()
 
     def _halt(self) -> None:
         # NCCL tells its kernels to end, and then frees memory, for which CUDA waits until the GPU
         # has nothing to do: kernels of other groups, too, which this thread may have yet to abort.
+        with suppress(Exception), self._captures.tolerated():
+            self._own.make_current()
+            self._flights.sweep(self._check_communicator)  # what is done has succeeded
+        cause = self._cause
+        if cause is not None and self._flights.fail(cause) and not self._is_own_doing:
+            self._unreported = cause
         self._aborting = threading.Thread(
             target=self._give_up, name="torsh-nccl-abort", daemon=True
         )
         self._aborting.start()
         self._aborting.join(_ABORT)
+        error = self.unreported
+        # Calls of the program that end the group raise the error.
+        is_apart = self._watcher.is_current or threading.current_thread() is self._failing
+        if error is not None and is_apart and self._ends_process:
+            unreported.end_process(error)
 
     def _give_up(self) -> None:
         with suppress(Exception):  # it is of no more use, whatever NCCL says
@@ -207,12 +218,10 @@ class NcclBackend(NcclOperations):
 
     def _release(self) -> None:
         self._companion = None
-        self._leaving.set()
-        self._busy.set()
-        if threading.current_thread() is not self._watcher:
-            self._watcher.join(_FAREWELL)
-        if self._aborting is not None:
-            self._aborting.join(_FAREWELL)
+        self._watcher.remove(self)
+        for thread in (self._failing, self._aborting):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(_FAREWELL)
         if not self.failed:
             # Waits for the peers on this node, whose kernels may read this rank's memory.
             last = threading.Thread(target=self._communicator.destroy, daemon=True)
@@ -220,64 +229,3 @@ class NcclBackend(NcclOperations):
             last.join(_FAREWELL)
         with suppress(Exception):
             self._own.stream.close()
-
-
-def _load() -> tuple[Nccl, Cuda, Device]:
-    """Return nccl4py, CUDA's own bindings, and the current device, which is made ready.
-
-    Raises BackendUnavailable.
-    """
-    try:
-        nccl: Nccl = cast(Nccl, import_module("nccl.core"))
-        cuda: Cuda = cast(Cuda, import_module("cuda.core"))
-    except (ImportError, RuntimeError) as error:
-        raise _unavailable(str(error)) from None
-    device = _library_call(cuda.Device)
-    _library_call(device.set_current)
-    return nccl, cuda, device
-
-
-def _library_call(call: Callable[[], T]) -> T:
-    """Return the result of a call. Raises BackendUnavailable if it fails.
-
-    It fails without a driver or a GPU.
-    """
-    try:
-        return call()
-    except Exception as error:
-        raise _unavailable(f"{type(error).__name__}: {error}") from error
-
-
-def _unavailable(why: str) -> BackendUnavailable:
-    return BackendUnavailable(
-        "the nccl backend",
-        f"{why.rstrip('.')}. It needs an NVIDIA GPU, its driver, and "
-        f"`pip install '.[cuda12]'` or `'.[cuda13]'` in torshrun's checkout.",
-    )
-
-
-def _within(work: Callable[[], T], seconds: float, timeout: float) -> T:
-    """Return the result of work that blocks.
-
-    Raises CommTimeout after `seconds`, and CommError if the work fails.
-    """
-    outcome: list[T | Exception] = []
-
-    def run() -> None:
-        try:
-            outcome.append(work())
-        except Exception as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="torsh-nccl-connect", daemon=True)
-    thread.start()
-    thread.join(max(seconds, 0.0))
-    if not outcome:
-        raise CommTimeout("init_process_group", 0, timeout, (), ": NCCL is still connecting")
-    result = outcome[0]
-    if isinstance(result, Exception):
-        raise CommError(
-            f"NCCL could not connect: {result}. Each rank needs a GPU of its own, made current "
-            f"before; NCCL_DEBUG=WARN says more."
-        ) from result
-    return result

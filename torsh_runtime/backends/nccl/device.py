@@ -11,10 +11,12 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
+from torsh_runtime.arrays.devices import way_out
 from torsh_runtime.backends.library.operands import Parts
 from torsh_runtime.enumerations import DTYPES
 from torsh_runtime.errors import ConfigError
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+FLOAT8 = "float8_"
+"""The beginning of the names of all dtypes that are floats of 8 bits."""
 
 
 class Framework(Protocol):
@@ -66,6 +71,15 @@ class Framework(Protocol):
     def assign(self, array: Any, flat: Any) -> None:
         """Copy the elements into an array of any shape and dtype."""
 
+    def spanning(self, first: Any, last: Any, count: int) -> Any:
+        """Return `count` flat arrays as one; None unless `first` and `last` are of one memory.
+
+        The others lie between them, end to end, and are as large as the first.
+        """
+
+    def room(self, flat: Any, count: int) -> Any:
+        """Return a new flat array, without contents, for `count` such arrays."""
+
 
 def is_on_gpu(array: object) -> bool:
     """Return whether it is an array in a GPU's memory; False for other objects, too."""
@@ -79,16 +93,25 @@ def framework_of(array: object) -> Framework:
     """
     framework = _framework(array)
     if framework is None:
-        kind = f"{type(array).__module__}.{type(array).__name__}"
+        kind, device = f"{type(array).__module__}.{type(array).__name__}", _device_type(array)
+        if device not in ("cpu", "cuda"):
+            raise TypeError(f"the nccl backend takes no {kind} on {device}: {way_out(device)}")
         raise TypeError(
             f"the nccl backend takes cupy arrays and torch CUDA tensors, not {kind}; use backend "
             f"'native' for arrays in the processor's memory, 'cpu:native,cuda:nccl' for both"
         )
-    if framework.dtype(array) not in DTYPES:
-        raise TypeError(
-            f"dtype {framework.dtype(array)} is not supported; use one of {', '.join(DTYPES)}"
-        )
+    dtype = framework.dtype(array)
+    if dtype not in DTYPES and not dtype.startswith(FLOAT8):
+        known = ", ".join((*DTYPES, "float8"))
+        raise TypeError(f"dtype {dtype} is not supported on GPUs; use one of {known}")
     return framework
+
+
+def _device_type(array: object) -> str:
+    """Return the kind of device that a torch tensor is on; "cpu" for other objects."""
+    torch: Any = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(array, torch.Tensor)
+    return str(cast(Any, array).device.type) if is_tensor else "cpu"
 
 
 def _framework(array: object) -> Framework | None:
@@ -150,6 +173,16 @@ class _Cupy:
         with array.device:
             array[...] = flat.reshape(array.shape)
 
+    def spanning(self, first: Any, last: Any, count: int) -> Any:
+        if first.data.mem.ptr != last.data.mem.ptr:
+            return None
+        tricks = self.cupy.lib.stride_tricks
+        return tricks.as_strided(first, (first.size * count,), (first.itemsize,))
+
+    def room(self, flat: Any, count: int) -> Any:
+        with flat.device:
+            return self.cupy.empty(flat.size * count, flat.dtype)
+
 
 @dataclass(frozen=True)
 class _Torch:
@@ -199,6 +232,14 @@ class _Torch:
 
     def assign(self, array: Any, flat: Any) -> None:
         array.detach().copy_(flat.view(array.shape))
+
+    def spanning(self, first: Any, last: Any, count: int) -> Any:
+        if first.untyped_storage().data_ptr() != last.untyped_storage().data_ptr():
+            return None
+        return first.as_strided((first.numel() * count,), (1,))
+
+    def room(self, flat: Any, count: int) -> Any:
+        return flat.new_empty(flat.numel() * count)
 
 
 class Operand:
@@ -250,6 +291,25 @@ def memories(parts: Parts[Operand]) -> Iterator[tuple[int, Any]]:
             yield rank, content[begin:end]
 
 
+def whole_of(parts: Parts[Operand]) -> Operand | None:
+    """Return the one array that equal parts lie in, end to end; None if they do not."""
+    first, last = parts.arrays[0], parts.arrays[-1]
+    address, width = first.framework.address(first.flat), first.flat.nbytes
+    for place, part in enumerate(parts.arrays):
+        if part.is_copied or part.framework.address(part.flat) != address + place * width:
+            return None
+    whole = first.framework.spanning(first.flat, last.flat, len(parts.arrays))
+    return None if whole is None else Operand(whole)
+
+
+def staging_of(parts: Parts[Operand]) -> tuple[Operand, list[Any]]:
+    """Return a new array for equal parts, end to end, and its pieces."""
+    first = parts.arrays[0]
+    whole = first.framework.room(first.flat, len(parts.arrays))
+    ends = range(first.size, len(whole) + 1, first.size)
+    return Operand(whole), [whole[end - first.size : end] for end in ends]
+
+
 class Dtype(NamedTuple):
     """A dtype by name, whichever library's it is."""
 
@@ -288,6 +348,17 @@ def _within(blocks: Sequence[AbstractContextManager[object]]) -> AbstractContext
 
 def _frameworks(operands: Sequence[Operand]) -> set[Framework]:
     return {operand.framework for operand in operands}
+
+
+def make_current(number: int) -> None:
+    """Make a GPU the calling thread's current one, by a library that is loaded already, if any."""
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.set_device(number)
+    elif cupy is not None:
+        cupy.cuda.Device(number).use()
+    else:
+        import_module("cuda.core").Device(number).set_current()
 
 
 def loaded_framework() -> Framework:

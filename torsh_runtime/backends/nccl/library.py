@@ -32,8 +32,8 @@ class Stream(Protocol):
     def wait(self, event: Event) -> object:
         """Hold back what comes next until the event."""
 
-    def record(self) -> Event:
-        """Make an event behind all that it has been given so far."""
+    def record(self, event: Event | None = None) -> Event:
+        """Put this event, or a new one, behind all that it has been given so far."""
 
     def close(self) -> None:
         """Release the stream."""
@@ -49,8 +49,11 @@ class Device(Protocol):
     def set_current(self) -> object:
         """Make it the calling thread's current one."""
 
-    def create_stream(self) -> Stream:
+    def create_stream(self, *, options: object = None) -> Stream:
         """Make a stream on it."""
+
+    def create_event(self) -> Event:
+        """Make an event, to be recorded on its streams."""
 
 
 class Streams(Protocol):
@@ -66,6 +69,9 @@ class Cuda(Protocol):
     @property
     def Stream(self) -> Streams:  # noqa: N802  (cuda-core's name)
         """Return the class of streams."""
+
+    def StreamOptions(self, *, priority: int) -> object:  # noqa: N802
+        """Give the options of a stream to be created."""
 
     def Device(self, number: int = ...) -> Device:  # noqa: N802
         """Give the device of this number, or the current one."""

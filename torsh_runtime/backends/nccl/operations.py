@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.library.coroutine_work import Steps
 from torsh_runtime.backends.library.failure_notifications import FailureNotifications
+from torsh_runtime.backends.library.library_backend import LibraryBackend
 from torsh_runtime.backends.library.operands import Parts, check_peer, check_rank, ends_of
-from torsh_runtime.backends.library.stepwise import StepwiseBackend
-from torsh_runtime.backends.nccl.device import Operand, loaded_framework, memories
+from torsh_runtime.backends.nccl.device import (
+    Operand,
+    loaded_framework,
+    memories,
+    staging_of,
+    whole_of,
+)
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl, Stream
+from torsh_runtime.backends.nccl.plans import METHODS, Plan, Ready
 from torsh_runtime.backends.nccl.reductions import Reduction
-from torsh_runtime.backends.nccl.streams import Launch, OwnStream, Recorded, StreamWork
-from torsh_runtime.backends.operation import OBJECTS, Op
+from torsh_runtime.backends.nccl.streams import OwnStream
+from torsh_runtime.backends.operation import OBJECTS, Op, ReduceOp
 from torsh_runtime.backends.work import Work
-from torsh_runtime.errors import CommError
+from torsh_runtime.enumerations import DTYPES
 
 _SUCCESS, _IN_PROGRESS = 0, 7
 """ncclResult_t."""
 
 
-class NcclOperations(StepwiseBackend):
+class NcclOperations(LibraryBackend):
     """A group over an NCCL communicator."""
-
-    _work = StreamWork
 
     def __init__(
         self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: FailureNotifications
@@ -40,27 +44,61 @@ class NcclOperations(StepwiseBackend):
         """
         super().__init__(communicator.rank, communicator.nranks, news)
         self._nccl = nccl
-        self._cuda = cuda
         self._communicator = communicator
         self._device = communicator.device.device_id
         self._own = OwnStream(cuda, self._device)
-        self._together: Launch | None = None
+        self._plans: dict[tuple[object, ...], Plan] = {}
+
+    @abstractmethod
+    def _begin(self, op: Op, ready: Ready, timeout: float, async_op: bool) -> Work:
+        """Put an operation on the group's stream."""
 
     def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+        array: Any = op.output
+        key = op.kind, op.reduction, array.__class__, getattr(array, "dtype", None)
+        plan = self._plans.get(key) if op.reduction.__class__ is ReduceOp else None
+        is_known = getattr(self._own.threads, "has_context", False)
+        ready = plan.ready(op) if plan is not None and is_known else None
+        if ready is None:
+            ready = self._prepared(op)
+            if plan is None and op.kind in METHODS:
+                self._plan(key, op, ready)
+        return self._begin(op, ready, timeout, async_op)
+
+    def _plan(self, key: tuple[object, ...], op: Op, ready: Ready) -> None:
+        """Prepare further calls like this one, if its arrays are plain."""
+        operand = ready.operands[0]
+        dtype = operand.dtype.name.upper()
+        if (
+            op.reduction.__class__ is not ReduceOp
+            or ready.finish is not None
+            or not hasattr(self._nccl.NcclDataType, dtype)
+            or not (key[-1] and operand.size)
+        ):
+            return
+        how = None
+        if op.kind not in ("broadcast", "all_gather"):
+            with self._reduction(operand, op).op(self._communicator) as name:
+                how = name
+        begin = getattr(self._communicator, METHODS[op.kind])
+        numbers = DTYPES.index(operand.dtype.name), operand.flat.nbytes // operand.size
+        places = self._device, self._world_size, operand.framework
+        self._plans[key] = Plan(begin, how, *places, numbers)
+
+    def _prepared(self, op: Op) -> Ready:
+        """Return what to hand to NCCL. Raises TypeError and ValueError for what it cannot do."""
         if op.kind in OBJECTS:
             verb = "send" if op.kind == "send_object" else "receive"
             raise ValueError(f"the {self.type} backend cannot {verb} objects")
         if "peer" in op.takes:
-            return self._message(op, self._message_steps(op), timeout, async_op)
+            return self._message(op)
         if "array" in op.takes:
-            steps = self._in_place_steps(op)
-        elif op.kind == "barrier":
-            steps = self._barrier_steps()
-        else:
-            steps = self._moving_steps(op)
-        return self._collective(op, steps, timeout, async_op)
+            return self._in_place(op)
+        if op.kind == "barrier":
+            return self._barrier()
+        return self._moving(op)
 
-    def _in_place_steps(self, op: Op) -> Steps:
+    def _in_place(self, op: Op) -> Ready:
         if "root" in op.takes:
             check_rank("root", op.root, self._world_size)
         values = Operand(op.output)
@@ -69,7 +107,7 @@ class NcclOperations(StepwiseBackend):
             def begin(nccl: Communicator, stream: Stream) -> None:
                 nccl.broadcast(values.bytes, values.bytes, op.root, stream=stream)
 
-            return self._steps([values], begin, _copying([values]))
+            return self._ready([values], begin, _copying([values]))
         reduction = self._reduction(values, op)
         wire = reduction.wire(values)
 
@@ -82,29 +120,49 @@ class NcclOperations(StepwiseBackend):
 
         has_result = op.kind == "all_reduce" or op.root == self._rank
         finish = _finishing(reduction, values, wire) if has_result else None
-        return self._steps([values], reduce, finish)
+        return self._ready([values], reduce, finish)
 
-    def _moving_steps(self, op: Op) -> Steps:
+    def _moving(self, op: Op) -> Ready:
         targets, sources = ends_of(
             op, self._rank, self._world_size, lambda array, _: Operand(array)
         )
         if op.kind == "reduce_scatter":
-            return self._reduce_scatter_steps(op, targets.arrays[0], sources)
+            return self._reduce_scatter(op, targets.arrays[0], sources)
         if op.kind == "all_gather":
             [source] = sources.arrays
             if not targets.listed:
-                return self._all_gather_steps(targets.arrays[0], source)
+                return self._all_gather(targets.arrays[0], source)
+            if _are_equal(targets):
+                return self._all_gather_of_list(targets, source)
             sources = Parts([source] * self._world_size, sources.sizes, True)
         # NCCL's own all-to-all is no faster on ordinary memory, and not in all its versions.
         return self._exchange(sources, targets)
 
-    def _all_gather_steps(self, target: Operand, source: Operand) -> Steps:
+    def _all_gather(self, target: Operand, source: Operand) -> Ready:
         def begin(nccl: Communicator, stream: Stream) -> None:
             nccl.allgather(source.bytes, target.bytes, stream=stream)
 
-        return self._steps([source, target], begin, _copying([target]))
+        return self._ready([source, target], begin, _copying([target]))
 
-    def _reduce_scatter_steps(self, op: Op, target: Operand, sources: Parts[Operand]) -> Steps:
+    def _all_gather_of_list(self, targets: Parts[Operand], source: Operand) -> Ready:
+        """Gather into equal parts at once, as all ranks do wherever each keeps them."""
+        whole = whole_of(targets)
+        if whole is not None:
+            return self._all_gather(whole, source)
+        room, pieces = staging_of(targets)
+
+        def begin(nccl: Communicator, stream: Stream) -> None:
+            nccl.allgather(source.bytes, room.bytes, stream=stream)
+
+        def finish() -> None:
+            for target, piece in zip(targets.arrays, pieces, strict=True):
+                target.framework.assign(target.array, piece)
+
+        return self._ready([source, room, *targets.arrays], begin, finish)
+
+    def _reduce_scatter(self, op: Op, target: Operand, sources: Parts[Operand]) -> Ready:
+        if sources.listed and _are_equal(sources):
+            sources = Parts([_whole(sources)], sources.sizes, False)
         reduction = self._reduction(target, op)
         wires, room = [reduction.wire(each) for each in sources.arrays], reduction.wire(target)
 
@@ -118,9 +176,9 @@ class NcclOperations(StepwiseBackend):
                         nccl.reduce(wire, room, how, root=root, stream=stream)
 
         operands = [target, *sources.arrays]
-        return self._steps(operands, begin, _finishing(reduction, target, room))
+        return self._ready(operands, begin, _finishing(reduction, target, room))
 
-    def _message_steps(self, op: Op) -> Steps:
+    def _message(self, op: Op) -> Ready:
         sends = op.kind == "send"
         if op.peer is None:
             raise ValueError("NCCL cannot receive from anyone: say from which rank (src)")
@@ -133,16 +191,16 @@ class NcclOperations(StepwiseBackend):
             (nccl.send if sends else nccl.recv)(message.bytes, peer, stream=stream)
 
         if sends:
-            return self._steps([message], begin)
-        return self._steps([message], begin, _copying([message]), peer)
+            return self._ready([message], begin)
+        return self._ready([message], begin, _copying([message]), peer)
 
-    def _barrier_steps(self) -> Steps:
+    def _barrier(self) -> Ready:
         token = Operand(loaded_framework().uploaded(np.zeros(1, np.uint8), self._device))
 
         def begin(nccl: Communicator, stream: Stream) -> None:
             nccl.allreduce(token.bytes, token.bytes, self._nccl.SUM, stream=stream)
 
-        return self._steps([token], begin)
+        return self._ready([token], begin)
 
     def all_gather_numbers(self, own: NDArray[np.int64], timeout: float) -> NDArray[np.int64]:
         framework, shape = loaded_framework(), (self._world_size, own.size)
@@ -151,30 +209,29 @@ class NcclOperations(StepwiseBackend):
         self.all_gather(everyone, array, timeout, async_op=True).wait(timeout)
         return framework.downloaded(everyone)
 
-    def _steps(
+    def _ready(
         self,
         operands: Sequence[Operand],
         begin: Callable[[Communicator, Stream], None],
         finish: Callable[[], None] | None = None,
-        source: int | None = None,
-    ) -> Steps:
-        """Put an operation on the group's stream: `begin` what NCCL does, then `finish`, if there
-        is anything to be finished."""
+        sender: int | None = None,
+    ) -> Ready:
+        """Return an operation: `begin` what NCCL does, then `finish`, if anything is left."""
         for operand in operands:
             operand.check_device(self._device)
-        with self._library_errors():
-            self._own.follow(operands)
+
+        def together(*, stream: Stream) -> None:
             with self._nccl.group():
                 if any(operand.size for operand in operands):
-                    begin(self._communicator, self._own.stream)
-        yield self._together or Launch(launched=True)
-        if finish is not None:
-            with self._own.taken(operands):
-                finish()
-        yield Recorded(self._own, operands, self._check_communicator)
-        return source
+                    begin(self._communicator, stream)
 
-    def _exchange(self, outgoing: Parts[Operand], incoming: Parts[Operand]) -> Steps:
+        frameworks = {operand.framework for operand in operands}
+        held = operands, begin  # which may hold copies in another dtype
+        return Ready(
+            together, (), held, frameworks, operands=operands, finish=finish, sender=sender
+        )
+
+    def _exchange(self, outgoing: Parts[Operand], incoming: Parts[Operand]) -> Ready:
         """Send each rank its part, and receive one from it."""
 
         def begin(nccl: Communicator, stream: Stream) -> None:
@@ -184,25 +241,30 @@ class NcclOperations(StepwiseBackend):
                 nccl.recv(memory, rank, stream=stream)
 
         operands = [*outgoing.arrays, *incoming.arrays]
-        return self._steps(operands, begin, _copying(incoming.arrays))
+        return self._ready(operands, begin, _copying(incoming.arrays))
 
     def _check_communicator(self) -> None:
         state = self._communicator.get_async_error()
         if int(state) not in (_SUCCESS, _IN_PROGRESS):
             raise RuntimeError(f"{self._nccl.get_error_string(state)} (NCCL_DEBUG=WARN says more)")
 
-    @contextmanager
-    def _library_errors(self) -> Iterator[None]:
-        """Turn errors of NCCL into RuntimeError: the arguments have been checked before."""
-        try:
-            yield
-        except (CommError, TypeError, ValueError, RuntimeError):
-            raise
-        except Exception as error:
-            raise RuntimeError(str(error)) from error
-
     def _reduction(self, values: Operand, op: Op) -> Reduction:
         return Reduction(self._nccl, values.dtype.name, op.reduction, self._world_size)
+
+
+def _are_equal(parts: Parts[Operand]) -> bool:
+    """Return whether the parts have one size, not 0, which all ranks know."""
+    return parts.sizes[0] > 0 and len(set(parts.sizes)) == 1
+
+
+def _whole(parts: Parts[Operand]) -> Operand:
+    """Return one array with the contents of equal parts: the one that they lie in, or a copy."""
+    whole = whole_of(parts)
+    if whole is None:
+        whole, pieces = staging_of(parts)
+        for part, piece in zip(parts.arrays, pieces, strict=True):
+            part.framework.assign(piece, part.flat)
+    return whole
 
 
 def _finishing(reduction: Reduction, values: Operand, wire: Any) -> Callable[[], None] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import PremulSum, Reduce, ReduceOp
 from torsh_runtime.backends.library.reductions import check_reducible
-from torsh_runtime.backends.nccl.device import Operand
+from torsh_runtime.backends.nccl.device import FLOAT8, Operand
 from torsh_runtime.backends.nccl.library import Communicator, Nccl
 
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
@@ -23,6 +25,9 @@ _BOOLEAN = {
 }
 _AS = {"bool": "uint8", "complex64": "float32", "complex128": "float64"}
 _CONVERTED = {"int16": "int32", "uint16": "int32"}
+_OWN_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+"""The floats of 8 bits that NCCL can reduce, from a version and from a kind of GPU on."""
+_SINCE, _CAPABILITY = (2, 24), (9, 0)
 
 
 class Reduction:
@@ -34,7 +39,9 @@ class Reduction:
         Raises TypeError if it is not defined, NCCL lacks it, or a factor is not a number;
         ValueError for no reduction or for PREMUL_SUM without a factor.
         """
-        kind = check_reducible(dtype, op)
+        if dtype.startswith(FLOAT8):
+            _check_float8(dtype, op)
+        kind = check_reducible("float16" if dtype.startswith(FLOAT8) else dtype, op)
         if (kind in _BITWISE and dtype != "bool") or (
             kind is ReduceOp.PRODUCT and dtype.startswith("complex")
         ):
@@ -87,6 +94,27 @@ class Reduction:
             mean /= self._ranks
             values.framework.assign(values.flat, mean)  # towards zero, as C converts
         values.finish()
+
+
+def _check_float8(dtype: str, op: Reduce) -> None:
+    """Raise TypeError unless NCCL can reduce arrays of this dtype, which is a float of 8 bits."""
+    why = ""
+    if dtype not in _OWN_FLOAT8:
+        why = "it has no such numbers"
+    elif isinstance(op, PremulSum) or op in _BITWISE:
+        why = "by PREMUL_SUM and bitwise operations; use SUM"
+    elif not _reduces_float8():
+        why = "before version 2.24, or on GPUs of a compute capability below 9.0"
+    if why:
+        raise TypeError(f"NCCL cannot reduce {dtype}: {why}. Convert the array to bfloat16 for it")
+
+
+@cache
+def _reduces_float8() -> bool:
+    found = import_module("nccl.core").get_version().libnccl
+    device = import_module("cuda.core").Device()
+    capability = tuple(device.compute_capability)
+    return bool(found and found.version.release >= _SINCE and capability >= _CAPABILITY)
 
 
 def _scalar(factor: float, dtype: str) -> NDArray[Any]:

@@ -1,34 +1,20 @@
-"""Operations on CUDA streams as steps, and the Work that makes streams wait."""
+"""The CUDA stream of a group, its events, and captures of streams in graphs."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from importlib import import_module
+from typing import Any
 
-from torsh_runtime.backends.library.coroutine_work import CoroutineWork
-from torsh_runtime.backends.nccl.device import Operand, callers_streams, on_device, on_stream
+from torsh_runtime.backends.nccl.device import Framework, Operand, on_stream
 from torsh_runtime.backends.nccl.library import Cuda, Event, Stream
 
-_PAUSE = 0.0005
-"""Seconds between two tests of an event by a thread that waits for it."""
-
-
-class Launch:
-    """Tells whether the work handed to NCCL is on its stream.
-
-    It is not before the end of the block of operations that are launched together.
-    """
-
-    def __init__(self, launched: bool) -> None:
-        self.launched = launched
-
-    def test(self) -> bool:
-        return self.launched
-
-    def rest(self, seconds: float, waited: float) -> None:
-        time.sleep(min(seconds, _PAUSE))
+_PRIORITY = -1
+"""Above that of the streams on which programs compute, so that collectives do not wait for them."""
+_EVENTS = 64
+"""Events that are created at once."""
 
 
 class OwnStream:
@@ -45,82 +31,80 @@ class OwnStream:
         """
         self._cuda = cuda
         self._device = device
-        self._callers: dict[int, Stream] = {}
-        self.stream = cuda.Device(device).create_stream()
+        self._here = cuda.Device(device)
+        self.callers: dict[int, Stream] = {}
+        self.threads = threading.local()
+        """Has `has_context` in each thread that has made the device its current one here. Until
+        then CUDA's driver knows of no context in a thread."""
+        self.free: list[Event] = []
+        """Events that nobody asks for, to be recorded."""
+        self.arrival = self._here.create_event()
+        """To be recorded on a caller's stream and waited for by this one, at once."""
+        self.stream = self._created()
+        self.handle = int(self.stream.handle)
 
-    def follow(self, operands: Sequence[Operand]) -> None:
-        """Make further work wait for all work on the current streams of the arrays' libraries."""
-        with self.current(operands):
-            for handle in callers_streams(operands, self._device):
-                self.stream.wait(self._caller(handle).record())
+    def _created(self) -> Stream:
+        with suppress(ValueError):  # a device without priorities refuses this one
+            return self._here.create_stream(options=self._cuda.StreamOptions(priority=_PRIORITY))
+        return self._here.create_stream()
 
-    def lead(self, operands: Sequence[Operand], event: Event) -> None:
-        """Make further work on those current streams wait for the event."""
-        with self.current(operands):
-            for handle in callers_streams(operands, self._device):
-                self._caller(handle).wait(event)
+    def caller(self, handle: int) -> Stream:
+        """Return a stream of the device by its handle."""
+        if handle not in self.callers:
+            self.callers[handle] = self._cuda.Stream.from_handle(handle)
+        return self.callers[handle]
 
-    def _caller(self, handle: int) -> Stream:
-        if handle not in self._callers:
-            self._callers[handle] = self._cuda.Stream.from_handle(handle)
-        return self._callers[handle]
+    def create_events(self) -> None:
+        """Add events to those that are free. The device is current."""
+        self.free += [self._here.create_event() for _ in range(_EVENTS)]
 
-    def record(self, operands: Sequence[Operand]) -> Event:
-        """Return an event behind everything that the stream has been given so far."""
-        with self.current(operands):
-            return self.stream.record()
+    def make_current(self) -> None:
+        """Make the device and its context the calling thread's current ones."""
+        self._here.set_current()
+        self.threads.has_context = True
 
     @contextmanager
-    def current(self, operands: Sequence[Operand]) -> Iterator[None]:
+    def current(self, frameworks: Collection[Framework]) -> Iterator[set[int]]:
         """Make the device and its context current within the block.
 
-        Events need that: they are created in the current context.
+        Yield the handles of the streams on which these libraries put the thread's work there.
         """
-        with on_device(operands, self._device):
-            self._cuda.Device(self._device).set_current()
-            yield
+        with ExitStack() as stack:
+            for framework in frameworks:
+                stack.enter_context(framework.on_device(self._device))
+            self.make_current()
+            yield {framework.stream(self._device) for framework in frameworks}
 
     def taken(self, operands: Sequence[Operand]) -> AbstractContextManager[object]:
         """Return a context manager: in it the arrays' libraries work on this stream."""
-        return on_stream(operands, self._device, int(self.stream.handle))
+        return on_stream(operands, self._device, self.handle)
 
 
-class Recorded:
-    """An event behind everything that the group's stream has been given so far."""
+class Captures:
+    """Tells which streams are being captured in a CUDA graph, and asks events beside captures.
 
-    def __init__(
-        self, own: OwnStream, operands: Sequence[Operand], check: Callable[[], None]
-    ) -> None:
-        self._own = own
-        self._operands = operands  # their memory is in use until then
-        self._check = check
-        self._event = own.record(operands)
-
-    def test(self) -> bool:
-        done = self._event.is_done
-        self._check()  # after it: a stream goes on when NCCL has given up
-        return done
-
-    def rest(self, seconds: float, waited: float) -> None:
-        time.sleep(min(seconds, _PAUSE))
-
-    def hold_back_current_stream(self) -> None:
-        """Make further work on the current stream wait for the event."""
-        self._own.lead(self._operands, self._event)
-
-
-class StreamWork(CoroutineWork):
-    """An operation on a stream. `wait()` makes the current stream wait; `wait(timeout)`, and that
-    of a barrier, the processor. Callbacks are called by the thread that watches.
+    While any stream is captured in the global mode, CUDA refuses queries of events in all threads
+    whose own mode is global, too, and ends the capture.
     """
 
-    def wait(self, timeout: float | timedelta | None = None) -> bool:
-        if timeout is not None or self.call.op == "barrier":
-            return super().wait(timeout)
-        with self._lock:
-            if not self._over and isinstance(self._request, Recorded):
-                self._request.hold_back_current_stream()
-                return True
-            if not self._over:
-                raise RuntimeError("the operation is launched when its block ends; wait after that")
-        return super().wait()
+    def __init__(self) -> None:
+        self._driver: Any = import_module("cuda.bindings.driver")
+        self._relaxed = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        self.status_of: Callable[[int], tuple[Any, Any]] = self._driver.cuStreamIsCapturing
+        """Returns an error's number and the status of a stream by its handle. The default stream's
+        is an error while another is captured."""
+        self.none = self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        """The status of a stream that is not captured."""
+
+    def tolerate(self) -> None:
+        """Let the calling thread query events from now on, whatever is captured elsewhere."""
+        self._driver.cuThreadExchangeStreamCaptureMode(self._relaxed)
+
+    @contextmanager
+    def tolerated(self) -> Iterator[None]:
+        """Let the calling thread query events within the block."""
+        _, before = self._driver.cuThreadExchangeStreamCaptureMode(self._relaxed)
+        try:
+            yield
+        finally:
+            self._driver.cuThreadExchangeStreamCaptureMode(before)

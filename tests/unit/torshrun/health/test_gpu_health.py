@@ -35,7 +35,7 @@ def test_a_broken_gpu_is_told_by_what_changed(changes: dict[str, Any], why: str)
 
 def test_what_was_there_before_the_first_check_counts_only_if_it_lasts() -> None:
     assert [*faults([replace(WELL, ecc=9)], [])] == []
-    assert len([*faults([replace(WELL, remap_pending=True)], [])]) == 1
+    assert len([*faults([replace(WELL, remap_failed=True)], [])]) == 1
 
 
 @pytest.mark.parametrize("xid", BROKEN_XIDS)
@@ -57,6 +57,7 @@ def test_xids_that_were_dropped_are_not_taken_for_new_ones() -> None:
         ({"width": 8}, "its PCIe link uses 8 of 16 lanes"),
         ({"reasons": 0x20 | 0x40}, "slowed down by heat"),
         ({"reasons": 0x80}, "slowed down by the power brake"),
+        ({"remap_pending": True}, "a row remapping is pending: reset it before long"),
         ({"xids": (31,), "xid_count": 1}, "Xid 31, which a program may have caused"),
     ],
 )

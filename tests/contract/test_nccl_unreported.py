@@ -1,0 +1,64 @@
+"""A collective that fails behind a stream which waited for it is not silent: real processes, whose
+GPUs are fake ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torsh_runtime.backends.nccl import unreported
+from torsh_runtime.errors import ConfigError
+
+PROGRAM = Path(__file__).parents[1] / "support" / "gpu_failure.py"
+WHY = "all_reduce (operation 2 of the group) timed out after 0.5 s waiting for rank(s) 1"
+
+
+def run(mode: str, choice: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], str]:
+    """How the program ended, and the message in its error file, empty if it has none."""
+    path = folder / "error.json"
+    environ = {"TORSH_ON_GPU_FAILURE": choice, "TORCHELASTIC_ERROR_FILE": str(path)}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), mode],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    document = json.loads(path.read_text()) if path.exists() else {"message": {"message": ""}}
+    return done, document["message"]["message"]
+
+
+def test_the_process_ends_and_says_why(tmp_path: Path) -> None:
+    done, message = run("stay", "end", tmp_path)
+    assert done.returncode == -signal.SIGABRT
+    assert WHY in done.stderr
+    assert "TORSH_ON_GPU_FAILURE=raise" in done.stderr
+    assert message.startswith(f"CommTimeout: {WHY}")
+
+
+@pytest.mark.parametrize("mode", ["call", "close"])
+def test_the_groups_next_call_and_its_end_fail_if_asked_for(mode: str, tmp_path: Path) -> None:
+    done, _ = run(mode, "raise", tmp_path)
+    assert done.stdout == "got [7.0, 7.0, 7.0, 7.0]\n"
+    assert done.returncode == 1
+    assert f"CommTimeout: {WHY}" in done.stderr
+
+
+def test_a_program_that_asks_nothing_more_fails_at_its_end(tmp_path: Path) -> None:
+    done, message = run("leave", "raise", tmp_path)
+    assert done.returncode == 1
+    assert f"has failed: {WHY}" in done.stderr
+    assert message.startswith(f"CommTimeout: {WHY}")
+
+
+def test_other_choices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORSH_ON_GPU_FAILURE", "ignore")
+    with pytest.raises(ConfigError, match="must be one of end, raise, not 'ignore'"):
+        unreported.ends_process()

@@ -1,0 +1,272 @@
+"""Puts operations on a group's stream and keeps them until the GPU has done them."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from torsh_runtime.backends.library.failure_notifications import (
+    Call,
+    FailureCause,
+    FailureNotifications,
+)
+from torsh_runtime.backends.nccl.flights import Flight, Flights
+from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
+from torsh_runtime.backends.nccl.operations import NcclOperations
+from torsh_runtime.backends.nccl.plans import Ready
+from torsh_runtime.backends.nccl.stream_work import CapturedWork, StreamWork
+from torsh_runtime.backends.nccl.streams import Captures
+from torsh_runtime.backends.nccl.watcher import own_watcher
+from torsh_runtime.backends.operation import Op
+from torsh_runtime.backends.work import Work
+from torsh_runtime.errors import CommError
+
+_MESSAGES = ("send", "recv")
+Block = list[tuple[Flight, Ready]]
+"""Operations that are launched together."""
+
+
+class Companion(Protocol):
+    """Represents a different backend that forms one group with this one."""
+
+    def cause(self) -> FailureCause | None:
+        """Return why it has failed, or None if it has not."""
+
+    def end(self, cause: FailureCause) -> None:
+        """End it, because this one has failed."""
+
+
+class NcclLaunching(NcclOperations):
+    """A group over an NCCL communicator, and what is under way in it."""
+
+    def __init__(
+        self, nccl: Nccl, cuda: Cuda, communicator: Communicator, news: FailureNotifications
+    ) -> None:
+        super().__init__(nccl, cuda, communicator, news)
+        self._captures = Captures()
+        self._flights = Flights(self._own)
+        self._block: Block | None = None
+        self._beginning: Flight | None = None
+        self._companion: Companion | None = None
+        self._is_own_doing = False
+        """The program itself has ended the group, so that it need not hear of it."""
+        self._watcher = own_watcher()
+
+    @abstractmethod
+    def told(self) -> None:
+        """Note that the program hears of the failure that the group has ended with."""
+
+    def _begin(self, op: Op, ready: Ready, timeout: float, async_op: bool) -> Work:
+        # Python takes a microsecond for a few calls of functions, so that this is one.
+        companion = self._companion
+        if self._cause is not None or self._closed or (companion and companion.cause()):
+            self._check_usable()
+        with self._turn:
+            if len(self._own.free) < 2:
+                self._sweep()
+            is_message, now = op.kind in _MESSAGES, time.monotonic()
+            flight = Flight(
+                op.kind,
+                self._sequence + (not is_message),
+                op.peer if is_message else None,
+                is_message,
+                has_started=False,
+                timeout=timeout,
+                began=now,
+                next_look=now + self._look_every,
+                frameworks=ready.frameworks,
+                sender=ready.sender,
+            )
+            if self._recorder is not None:
+                if is_message:
+                    flight.noted = self._recorder.enter_message(op, async_op)
+                else:
+                    noting = op, flight.sequence, async_op, ready.measured
+                    flight.noted = self._recorder.enter(*noting)
+            self._beginning = flight  # watched, as NCCL may block
+            if self._watcher.is_asleep:
+                self._watcher.wake()
+            try:
+                if ready.callers is not None:
+                    self._put(flight, ready, ready.callers)
+                else:
+                    self._put_anywhere(flight, ready)
+            except BaseException as error:
+                self._refuse(flight, error)
+                raise
+            finally:
+                self._beginning = None
+            self._sequence = flight.sequence
+        if self._cause is not None:
+            self._flights.fail(self._cause)
+        work = CapturedWork(self, flight) if flight.is_captured else StreamWork(self, flight)
+        if not async_op and self._block is None:
+            self._finish(work, flight)
+        return work
+
+    def _put_anywhere(self, flight: Flight, ready: Ready) -> None:
+        """Put an operation on the group's stream, whichever device is current."""
+        with self._own.current(ready.frameworks) as callers:
+            self._put(flight, ready, callers)
+
+    def _put(self, flight: Flight, ready: Ready, callers: Collection[int]) -> None:
+        own, stream = self._own, self._own.stream
+        if len(own.free) < 2:
+            own.create_events()
+        flight.operands, flight.followed = ready.held, callers
+        for handle in callers:
+            error, status = self._captures.status_of(handle)
+            if status != self._captures.none and not int(error):
+                flight.is_captured = True
+            caller = own.callers.get(handle) or own.caller(handle)
+            # An event that was recorded in a capture stands for a place in its graph.
+            stream.wait(caller.record(None if flight.is_captured else own.arrival))
+        if self._block is not None:
+            ready.begin(*ready.arguments, stream=own.handle)
+            self._block.append((flight, ready))
+            return
+        if not flight.is_captured:
+            flight.start = stream.record(own.free.pop())
+        ready.begin(*ready.arguments, stream=own.handle)
+        if ready.finish is not None:
+            with own.taken(ready.operands):
+                ready.finish()
+        if flight.is_captured:
+            self._captured(flight)
+            flight.end = stream.record()
+        else:
+            flight.end = stream.record(own.free.pop())
+            self._flights.append(flight)
+
+    def _captured(self, flight: Flight) -> None:
+        flight.operands, flight.is_over = (), True
+        if flight.noted is not None:
+            flight.noted.leave(False)
+
+    def _refuse(self, flight: Flight, error: BaseException) -> None:
+        """End the group and raise its failure, unless the error leaves the group alone."""
+        noted = flight.noted
+        if flight.start is not None and flight.end is None:
+            self._own.free.append(flight.start)
+        if isinstance(error, CommError | TypeError | ValueError) or not isinstance(
+            error, Exception
+        ):
+            if noted is not None and self.failed:
+                noted.leave(True)
+            elif noted is not None:  # what is refused, as arguments are, has not begun
+                noted.cancel()
+            return
+        cause = self.broke(flight, error)
+        if noted is not None:
+            noted.leave(True)
+        self.told()
+        raise cause.error() from error
+
+    @contextmanager
+    def coalescing(self) -> Iterator[None]:
+        self._block = []
+        self._nccl.group_start()
+        try:
+            yield
+        finally:
+            block, self._block = self._block, None
+            self._launch(block)
+
+    def _launch(self, block: Block) -> None:
+        """Launch what was handed over in a block."""
+        flights = [flight for flight, _ in block]
+        with self._turn:
+            if len(self._own.free) < 2:
+                self._sweep()
+            self._beginning = flights[-1] if flights else None
+            if self._watcher.is_asleep:
+                self._watcher.wake()
+            try:
+                self._end_block(block)
+            except Exception as error:
+                cause = self.broke(Call("coalesce", self._sequence), error)
+                self._flights.fail(cause, flights)
+                self.told()
+                raise cause.error() from error
+            finally:
+                self._beginning = None
+        if self._cause is not None:
+            self._flights.fail(self._cause)
+
+    def _end_block(self, block: Block) -> None:
+        if not block:
+            self._nccl.group_end()
+            return
+        own = self._own
+        is_captured = any(flight.is_captured for flight, _ in block)
+        with own.current({each for flight, _ in block for each in flight.frameworks}):
+            if len(own.free) < 2:
+                own.create_events()
+            try:
+                start = None if is_captured else own.stream.record(own.free.pop())
+            finally:
+                self._nccl.group_end()
+            for _, ready in block:
+                if ready.finish is not None:
+                    with own.taken(ready.operands):
+                        ready.finish()
+            end = own.stream.record(None if is_captured else own.free.pop())
+        last = block[-1][0]
+        for flight, _ in block:
+            flight.start, flight.end, flight.shares_events = start, end, flight is not last
+            if is_captured:
+                self._captured(flight)
+            else:
+                self._flights.append(flight)
+
+    def _sweep(self) -> None:
+        """Release what the GPU has done, in whichever thread."""
+        head = self._flights.head
+        try:
+            with self._captures.tolerated():
+                self._flights.sweep(self._check_communicator)
+        except Exception as error:
+            self.broke(head or Call("coalesce", self._sequence), error)
+
+    def _finish(self, work: Work, flight: Flight) -> None:
+        try:
+            work.wait()
+        except CommError:
+            raise
+        except BaseException as error:  # Ctrl-C: the operation cannot be waited for again
+            self._is_own_doing = True
+            what = f"rank {self._rank} was interrupted in {flight.op} ({type(error).__name__})"
+            self._end(FailureCause("CommAborted", (f"{what}. Make a new process group.",)))
+            raise
+
+    def is_over(self, flight: Flight) -> bool:
+        """Return whether an operation is over, successfully or not."""
+        try:
+            with self._captures.tolerated():
+                is_over = self._flights.is_over(flight, self._check_communicator)
+        except Exception as error:
+            self.broke(flight, error)
+            return flight.is_over
+        cause = None if is_over else self.ended()
+        if cause is not None:
+            self._flights.fail(cause, [flight])
+        return flight.is_over
+
+    def hold_back(self, flight: Flight) -> bool:
+        """Make the current streams wait for an operation; return False if it is over."""
+        with self._own.current(flight.frameworks) as callers:
+            return self._flights.hold_back(flight, callers)
+
+    def lead(self, flight: Flight) -> None:
+        """Make the current streams wait for an operation that was captured with them."""
+        with self._own.current(flight.frameworks) as callers:
+            for handle in callers:
+                if flight.end is not None:
+                    self._own.caller(handle).wait(flight.end)
+
+    def call_back(self, flight: Flight, callback: Callable[[], None]) -> None:
+        """Call it when the operation is over; at once if that is so."""
+        self._flights.call_back(flight, callback)

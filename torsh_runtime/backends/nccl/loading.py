@@ -1,0 +1,78 @@
+"""Loads nccl4py and cuda-core, which takes about a second, beside the program's own work."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from typing import TypeVar, cast
+
+from torsh_runtime.arrays.devices import is_for_rocm, way_out
+from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.nccl.library import Cuda, Device, Nccl
+from torsh_runtime.backends.registry import is_available
+from torsh_runtime.errors import BackendUnavailable
+
+T = TypeVar("T")
+
+_begun: list[threading.Thread] = []
+
+
+def begin_loading() -> None:
+    """Begin to load both in a thread, once in a process, if NCCL can be used here."""
+    if _begun or not is_available(BackendType.NCCL):
+        return
+    thread = threading.Thread(target=_import_both, name="torsh-nccl-import", daemon=True)
+    _begun.append(thread)
+    os.register_at_fork(before=_await)  # a child would wait for ever for a half-loaded module
+    thread.start()
+
+
+def load(number: int | None) -> tuple[Nccl, Cuda, Device]:
+    """Return nccl4py, CUDA's own bindings, and the device, which is the current one for None.
+
+    Raises BackendUnavailable.
+    """
+    _await()
+    try:
+        nccl, cuda = _import_both()
+    except (ImportError, RuntimeError) as error:
+        raise unavailable(str(error)) from None
+    place = () if number is None else (number,)
+    return nccl, cuda, library_call(lambda: cuda.Device(*place))
+
+
+def library_call(call: Callable[[], T]) -> T:
+    """Return the result of a call. Raises BackendUnavailable if it fails.
+
+    It fails without a driver or a GPU.
+    """
+    try:
+        return call()
+    except Exception as error:
+        raise unavailable(f"{type(error).__name__}: {error}") from error
+
+
+def unavailable(why: str) -> BackendUnavailable:
+    """Return the error that says why there is no NCCL here, and what it needs."""
+    if is_for_rocm():
+        words = f"torch here is one for AMD's GPUs, and it is for NVIDIA's; {way_out('cuda')}"
+        return BackendUnavailable("the nccl backend", words)
+    return BackendUnavailable(
+        "the nccl backend",
+        f"{why.rstrip('.')}. It needs an NVIDIA GPU, its driver, and "
+        f"`pip install '.[cuda12]'` or `'.[cuda13]'` in torshrun's checkout.",
+    )
+
+
+def _import_both() -> tuple[Nccl, Cuda]:
+    return cast(Nccl, import_module("nccl.core")), cast(Cuda, import_module("cuda.core"))
+
+
+def _await() -> None:
+    for thread in _begun:
+        if thread is not threading.current_thread():
+            with suppress(RuntimeError):  # it has not been started yet
+                thread.join()
