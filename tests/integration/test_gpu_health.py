@@ -221,6 +221,34 @@ def test_a_gpu_that_breaks_ends_the_restarts(
     assert "restarting" not in output
 
 
+def test_a_worker_that_a_gpu_ended_is_not_replaced(launcher: Launcher, node: GpuNode) -> None:
+    launcher.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+    script = launcher.script(f"""
+        import signal
+        import numpy as np
+        import torsh_runtime as tr
+        from torsh_runtime import nn, optim
+        tr.init_process_group()
+        model = tr.DistributedDataParallel(nn.Linear(2, 1))
+        sampler = tr.elastic.ElasticSampler(64, 2)
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler)
+        for step in job.steps(1000):
+            with step:
+                loss = model(nn.Tensor(np.ones((2, 2)))).mean()
+                loss.backward()
+                if step.number == 5 and tr.get_rank() == 1:
+                    open({node.state!r}, "a").write("xid 0 79\\n")
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step.commit()
+    """)
+    code, output = run(launcher, node, "--nproc-per-node=2", "--max-restarts=3", script)
+    assert code == exit_codes.GPU_BROKEN, output
+    assert "Xid 79, fallen off the bus" in output
+    assert "killed by SIGKILL" in output
+    assert "replaced while" not in output
+
+
 def test_a_failure_beside_gpus_that_are_well_is_restarted(
     launcher: Launcher, node: GpuNode
 ) -> None:

@@ -432,7 +432,10 @@ class Agent:
         await self._recovery.end_round(self._round.number)
 
     async def _report_lost(
-        self, restarts: int, endings: Sequence[Worker], before: asyncio.Task[None] | None
+        self,
+        failure: protocol.ReportFailure,
+        endings: Sequence[Worker],
+        before: asyncio.Task[None] | None,
     ) -> None:
         """Report a failure while the survivors go on, and after the report of the one before."""
         if before is not None:
@@ -440,7 +443,7 @@ class Agent:
         await asyncio.sleep(machine.SETTLE_SECONDS)  # in which the last output comes
         found = await self._diagnosis.findings(endings, self._round)
         self._diagnosis.hung = {}
-        self._tell.failed(protocol.ReportFailure(restarts, "replace"), found)
+        self._tell.failed(failure, found)
         self._telemetry.count_failure(found)
 
     def _kill(self, kill: protocol.KillWorkers) -> None:
@@ -457,8 +460,12 @@ class Agent:
         try:
             place = self.rendezvous.mend(time.monotonic() - self._group.begun)
             self._tell.begin_round(place)
-            report = self._report_lost(place.restarts - 1, endings, self._reporting)
-            self._reporting = self._start(report)
+            broken = await self._gpus.before_replacement()
+            failure = protocol.ReportFailure(place.restarts - 1, "broken" if broken else "replace")
+            self._reporting = self._start(self._report_lost(failure, endings, self._reporting))
+            if broken:
+                self._refuse_start(broken, exit_codes.GPU_BROKEN)
+                return
             self._round = before._replace(number=place.round)
             self._tell.round_started(place)
             for rank in ranks:

@@ -72,11 +72,18 @@ class GpuChecks:
 
     async def after_failure(self, found: Findings) -> str:
         """Return why no workers can run here after this failure; "" if nothing shows that."""
-        if self._beside:
-            await self._beside
-        new = [fault for fault in await self._faults() if fault not in self._accepted]
+        new = await self._new_faults()
         may_be_old = self._accepted and _tells_of_gpus(found)
         return _broken([*self._accepted, *new] if may_be_old else new)
+
+    async def before_replacement(self) -> str:
+        """Return why no lost worker can be replaced here; "" if nothing shows that."""
+        return _broken(await self._new_faults())
+
+    async def _new_faults(self) -> list[str]:
+        if self._beside:
+            await self._beside
+        return [fault for fault in await self._faults() if fault not in self._accepted]
 
     async def _faults(self) -> list[str]:
         if self._probe is None or self._told_failure:
