@@ -86,7 +86,7 @@ GPU_PATTERNS = (
     Pattern(
         Kind.NETWORK,
         r"\bibv_\w+ (?:failed|call)|NET/IB\w*\b.*(?:[Ee]rror|[Ff]ail|completion)|"
-        r"NCCL\b.*unhandled system error|ncclSystemError|NCCL_ERROR_SYSTEM_ERROR|"
+        r"(?i:nccl).*unhandled system error|ncclSystemError|NCCL_ERROR_SYSTEM_ERROR|"
         r"Local QP operation err|transport retry counter|"
         r"[Ff]ailed to modify QP",
         "NCCL failed at what connects the GPUs' nodes: the system, a socket or an InfiniBand or "
