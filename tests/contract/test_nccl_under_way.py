@@ -21,6 +21,7 @@ from torsh_runtime.backends.library.failure_notifications import Call
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.work import Work
+from torsh_runtime.errors import CommTimeout
 from torsh_runtime.job_group import JobGroup
 
 Run = Callable[..., list[Any]]
@@ -429,3 +430,77 @@ def test_operations_of_streams_that_depend_on_the_thread_are_held(run: Run) -> N
         assert flight.operands == [1]
 
     run(body, 1)
+
+
+def test_callbacks_that_fail_or_wait_harm_no_operation(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        called: list[int] = []
+
+        def wait(work: Work) -> None:
+            called.append(1)
+            work.wait()  # raises the failure
+            raise KeyError
+
+        values = full(4, 1.0)
+        work = backend.all_reduce(values, ReduceOp.SUM, LONG, async_op=True)
+        work.add_done_callback(lambda _: sys.exit(3))
+        work.add_done_callback(wait)
+        assert soon(lambda: called == [1])
+        backend.barrier(LONG)
+        assert not backend.failed
+        if backend.rank == 1:
+            soon(lambda: backend.failed)
+            return
+        work = backend.all_reduce(values, ReduceOp.SUM, 0.3, async_op=True)
+        work.add_done_callback(wait)
+        work.wait()
+        values.get()  # the stream goes on, as NCCL was aborted
+        assert soon(lambda: called == [1, 1])
+        with pytest.raises(CommTimeout, match="waiting for rank"):
+            backend.barrier(LONG)
+
+    run(body)
+
+
+def test_a_callback_that_never_ends_holds_up_no_deadline(run: Run) -> None:
+    over = threading.Event()
+
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        work = backend.all_reduce(full(4, 1.0), ReduceOp.SUM, LONG, async_op=True)
+        work.add_done_callback(lambda _: over.wait(LONG))
+        backend.barrier(LONG)
+        if backend.rank == 0:
+            with pytest.raises(CommTimeout):
+                backend.barrier(0.3)
+            over.set()
+        assert over.wait(LONG)
+
+    run(body)
+
+
+def test_operations_of_other_threads_do_not_get_into_a_block(run: Run) -> None:
+    def body(backend: NcclBackend) -> tuple[list[float], list[float]]:
+        backend.barrier(LONG)
+        ours, others, machine = full(1, 1.0), full(1, 2.0), fake_cuda.machine()
+        gpu, begun = machine.current, threading.Event()
+
+        def reduce() -> None:
+            machine.current = gpu
+            begun.set()
+            backend.all_reduce(others, ReduceOp.SUM, LONG)
+            found.append(others.get().tolist())
+
+        found: list[list[float]] = []
+        thread = threading.Thread(target=reduce)
+        with backend.coalescing():
+            thread.start()
+            begun.wait(LONG)
+            time.sleep(0.05)
+            work = backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
+        thread.join(LONG)
+        work.wait()
+        return ours.get().tolist(), *found
+
+    assert run(body) == [([2.0], [4.0])] * 2
