@@ -65,6 +65,7 @@ class NcclLaunching(NcclOperations):
         if self._cause is not None or self._closed or (companion and companion.cause()):
             self._check_usable()
         with self._turn:
+            in_block = self._block is not None
             if len(self._own.free) < 2:
                 self._sweep()
             is_message, now = op.kind in _MESSAGES, time.monotonic()
@@ -103,7 +104,7 @@ class NcclLaunching(NcclOperations):
         if self._cause is not None:
             self._flights.fail(self._cause)
         work = CapturedWork(self, flight) if flight.is_captured else StreamWork(self, flight)
-        if not async_op and self._block is None:
+        if not async_op and not in_block:
             self._finish(work, flight)
         return work
 
@@ -167,13 +168,14 @@ class NcclLaunching(NcclOperations):
 
     @contextmanager
     def coalescing(self) -> Iterator[None]:
-        self._block = []
-        self._nccl.group_start()
-        try:
-            yield
-        finally:
-            block, self._block = self._block, None
-            self._launch(block)
+        with self._turn:  # operations of other threads come after the block
+            self._block = []
+            self._nccl.group_start()
+            try:
+                yield
+            finally:
+                block, self._block = self._block, None
+                self._launch(block)
 
     def _launch(self, block: Block) -> None:
         """Launch what was handed over in a block."""
