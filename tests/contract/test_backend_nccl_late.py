@@ -396,3 +396,32 @@ def test_who_awaits_a_process_that_was_killed_is_told() -> None:
     member.wait()
     member.stdout.close()
     hosted.close()
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_errors_know_the_job_ranks_of_their_group(
+    monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
+    monkeypatch.setenv("TORSH_SHARE_ARRAYS", "0")  # ranks that are threads have one allocator
+    failed = threading.Event()
+
+    def body(group: JobGroup) -> Any:
+        part = tr.split_group(group, [[0], [1, 2]])
+        if group.rank == 0:
+            return None
+        if is_made:
+            part.all_reduce(ones())
+        if group.rank == 2:
+            assert failed.wait(LONG)
+            return None
+        try:
+            part._backend.all_reduce(ones(), ReduceOp.SUM, 0.5, async_op=True).wait(LONG)
+        except CommTimeout as error:
+            return error.missing, error.members
+        finally:
+            failed.set()
+
+    jobs = Jobs()
+    results = jobs.run([BOTH] * 3, body)
+    jobs.close()
+    assert results == [None, ((1,), (1, 2)), None]

@@ -433,6 +433,8 @@ def test_operations_of_streams_that_depend_on_the_thread_are_held(run: Run) -> N
 
 
 def test_callbacks_that_fail_or_wait_harm_no_operation(run: Run) -> None:
+    failed = threading.Event()
+
     def body(backend: NcclBackend) -> None:
         backend.barrier(LONG)
         called: list[int] = []
@@ -450,13 +452,14 @@ def test_callbacks_that_fail_or_wait_harm_no_operation(run: Run) -> None:
         backend.barrier(LONG)
         assert not backend.failed
         if backend.rank == 1:
-            soon(lambda: backend.failed)
+            assert failed.wait(LONG)
             return
         work = backend.all_reduce(values, ReduceOp.SUM, 0.3, async_op=True)
         work.add_done_callback(wait)
         work.wait()
         values.get()  # the stream goes on, as NCCL was aborted
         assert soon(lambda: called == [1, 1])
+        failed.set()
         with pytest.raises(CommTimeout, match="waiting for rank"):
             backend.barrier(LONG)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import cast
 
@@ -61,6 +61,7 @@ class LateNcclBackend(Backend):
         self._companion: Companion | None = None
         self._block: tuple[int, ExitStack] | None = None
         self._name = ""
+        self._job_ranks: Sequence[int] = ()
 
     @classmethod
     def connect(
@@ -76,6 +77,10 @@ class LateNcclBackend(Backend):
         news = FailureNotifications(store, rank, world_size, cls.type)
         news.meet(timeout)
         return cls(Place(store, rank, range(world_size)), news)
+
+    @property
+    def job_ranks(self) -> Sequence[int]:
+        return self._job_ranks
 
     @property
     def failed(self) -> bool:
@@ -110,8 +115,9 @@ class LateNcclBackend(Backend):
             block, self._block = self._block[1], None
             block.enter_context(made.coalescing())
 
-    def note_as(self, name: str) -> None:
+    def note_as(self, name: str, job_ranks: Sequence[int] = ()) -> None:
         self._name = name
+        self._job_ranks = job_ranks
 
     def note_title(self, title: str) -> None:
         if self._name:
@@ -213,7 +219,7 @@ class LateNcclBackend(Backend):
                 made.abort()
                 raise
             if self._name:
-                backend.note_as(self._name)
+                backend.note_as(self._name, self._job_ranks)
             has_pairs = peer is not None or self._parts
             companion = self if has_pairs else self._companion
             if companion is not None:
@@ -264,7 +270,7 @@ class LateNcclBackend(Backend):
     def _note(self, cause: FailureCause) -> FailureCause:
         with self._state:
             if self._cause is None:
-                told = self._news.report(cause)
+                told = self._news.report(cause)._replace(members=tuple(self._job_ranks))
                 if self._companion is not None:
                     self._companion.end(told)
                 self._cause = told
