@@ -18,6 +18,7 @@ from support.suite.cases import LONG
 
 from torsh_runtime.backends.base import BackendType, ReduceOp
 from torsh_runtime.backends.library.failure_notifications import Call
+from torsh_runtime.backends.nccl import device
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.work import Work
@@ -507,3 +508,46 @@ def test_operations_of_other_threads_do_not_get_into_a_block(run: Run) -> None:
         return ours.get().tolist(), *found
 
     assert run(body) == [([2.0], [4.0])] * 2
+
+
+def test_copies_of_a_captured_operation_live_as_long_as_its_graph(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        array, machine = full(4, 1, "int16"), fake_cuda.machine()
+        backend.all_reduce(array, ReduceOp.SUM, LONG)
+        backend.barrier(LONG)
+        with fake_cupy.cuda.Stream(non_blocking=True):
+            queue = fake_cupy.current_queue()
+            with turn, machine.capture(queue) as graph:
+                backend.all_reduce(array, ReduceOp.SUM, LONG)
+            backend.barrier(LONG)
+            machine.reuse()
+            for _ in range(2):
+                graph.launch(queue)
+            assert (array.get() == 2**3).all()
+
+    turn = threading.Lock()
+    run(body)
+
+
+@pytest.mark.parametrize("has_own_memory", [False, True])
+def test_arrays_of_a_captured_operation_are_held_until_the_stream_waits(
+    run: Run, monkeypatch: pytest.MonkeyPatch, has_own_memory: bool
+) -> None:
+    monkeypatch.setattr(device._Cupy, "gives_graphs_memory", has_own_memory)
+
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream, turn, fake_cuda.machine().capture(fake_cupy.current_queue()):
+            before = mine()
+            works = [
+                backend.all_reduce(full(MIB, 1.0, "uint8"), ReduceOp.SUM, LONG, async_op=True)
+                for _ in range(2)
+            ]
+            assert mine() - before == 2 * MIB
+            works.pop().wait()
+            del works[:]
+            assert mine() - before == (0 if has_own_memory else 2 * MIB)
+
+    turn = threading.Lock()
+    run(body)

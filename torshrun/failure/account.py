@@ -1,8 +1,8 @@
 """Reads what a worker left in its error file: torchrun's account, and our own fields. Pure.
 
 {"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}, "torsh": {"blame", "call",
-"recorded", "at", "is_end", "versions"}}; torsh_runtime/error_file.py writes it. Workers write what they like,
-so everything is checked here.
+"recorded", "at", "is_end", "versions"}}; torsh_runtime/error_file.py writes it. Workers write what
+they like, so everything is checked here.
 """
 
 from __future__ import annotations

@@ -218,6 +218,7 @@ class NcclBackend(NcclLaunching):
 
     def _release(self) -> None:
         self._companion = None
+        self._in_graphs.clear()
         self._watcher.remove(self)
         for thread in (self._failing, self._aborting):
             if thread is not None and thread is not threading.current_thread():

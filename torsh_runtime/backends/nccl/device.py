@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -32,6 +32,10 @@ FLOAT8 = "float8_"
 
 class Framework(Protocol):
     """Lists what a library can do with its arrays. Flat ones are contiguous, of one dimension."""
+
+    @property
+    def gives_graphs_memory(self) -> bool:
+        """Return whether memory that is allocated in a capture serves nothing but that graph."""
 
     def flat(self, array: Any) -> Any:
         """Return the elements: the array's own memory if it is contiguous, else a copy."""
@@ -126,6 +130,7 @@ def _framework(array: object) -> Framework | None:
 @dataclass(frozen=True)
 class _Cupy:
     cupy: Any
+    gives_graphs_memory: ClassVar[bool] = False
 
     def flat(self, array: Any) -> Any:
         with array.device:
@@ -187,6 +192,7 @@ class _Cupy:
 @dataclass(frozen=True)
 class _Torch:
     torch: Any
+    gives_graphs_memory: ClassVar[bool] = True
 
     def flat(self, array: Any) -> Any:
         if array.layout is not self.torch.strided or array.is_conj() or array.is_neg():

@@ -15,8 +15,8 @@ from torsh_runtime.backends.nccl.device import Framework
 from torsh_runtime.backends.nccl.library import Event
 from torsh_runtime.backends.nccl.streams import OwnStream
 
-_PER_THREAD = 2
-"""The handle of the default stream of whichever thread, CU_STREAM_PER_THREAD."""
+PER_THREAD = 2
+"""The handle of the default stream of whichever thread, CU_STREAMPER_THREAD."""
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +124,7 @@ class Flights:
             for handle in callers:
                 self._own.caller(handle).wait(flight.end)
             flight.is_awaited = True
-            if set(flight.followed) <= set(callers) - {_PER_THREAD}:
+            if set(flight.followed) <= set(callers) - {PER_THREAD}:
                 flight.operands = ()
         return True
 

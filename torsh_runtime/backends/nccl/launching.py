@@ -13,7 +13,7 @@ from torsh_runtime.backends.library.failure_notifications import (
     FailureCause,
     FailureNotifications,
 )
-from torsh_runtime.backends.nccl.flights import Flight, Flights
+from torsh_runtime.backends.nccl.flights import PER_THREAD, Flight, Flights
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
 from torsh_runtime.backends.nccl.operations import NcclOperations
 from torsh_runtime.backends.nccl.plans import Ready
@@ -48,6 +48,8 @@ class NcclLaunching(NcclOperations):
         super().__init__(nccl, cuda, communicator, news)
         self._captures = Captures()
         self._flights = Flights(self._own)
+        self._in_graphs: list[Flight] = []
+        """Captured operations whose arrays are kept, in order."""
         self._block: Block | None = None
         self._beginning: Flight | None = None
         self._companion: Companion | None = None
@@ -143,7 +145,8 @@ class NcclLaunching(NcclOperations):
             self._flights.append(flight)
 
     def _captured(self, flight: Flight) -> None:
-        flight.operands, flight.is_over = (), True
+        flight.is_over = True
+        self._in_graphs.append(flight)  # which keeps its arrays
         if flight.noted is not None:
             flight.noted.leave(False)
 
@@ -268,7 +271,16 @@ class NcclLaunching(NcclOperations):
             for handle in callers:
                 if flight.end is not None:
                     self._own.caller(handle).wait(flight.end)
+        if flight in self._in_graphs and set(flight.followed) <= set(callers) - {PER_THREAD}:
+            place = self._in_graphs.index(flight) + 1
+            kept = [each for each in self._in_graphs[:place] if not _has_graphs_memory(each)]
+            self._in_graphs[:place] = kept
 
     def call_back(self, flight: Flight, callback: Callable[[], None]) -> None:
         """Call it when the operation is over; at once if that is so."""
         self._flights.call_back(flight, callback)
+
+
+def _has_graphs_memory(flight: Flight) -> bool:
+    """Return whether what is freed in the capture of the operation is used in its graph only."""
+    return all(each.gives_graphs_memory for each in flight.frameworks)
