@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import fake_cuda, fake_cupy, fake_nccl, fake_nccl_ranks
+from support import fake_cuda, fake_cupy, fake_graphs, fake_nccl, fake_nccl_ranks
 from support.fake_gpus import Jobs, Ranks, by_device, fake_gpus
 from support.processes import soon
 from support.suite.cases import LONG
@@ -425,3 +425,29 @@ def test_errors_know_the_job_ranks_of_their_group(
     results = jobs.run([BOTH] * 3, body)
     jobs.close()
     assert results == [None, ((1,), (1, 2)), None]
+
+
+def test_the_first_operation_may_be_captured(run: Run) -> None:
+    def body(backend: LateNcclBackend) -> None:
+        array, machine = ones(), fake_cuda.machine()
+        array.get()
+        met.wait(LONG)
+        with fake_cupy.cuda.Stream(non_blocking=True):
+            queue = fake_cupy.current_queue()
+            with machine.capture(queue, fake_graphs.THREAD_LOCAL) as graph:
+                backend.all_reduce(array, ReduceOp.SUM, LONG)
+            graph.launch(queue)
+            assert (array.get() == 2).all()
+
+    met = threading.Barrier(2)
+    run(body)
+
+
+def test_the_first_operation_may_be_captured_in_the_global_mode(fake_ranks: Ranks) -> None:
+    def body(backend: LateNcclBackend) -> None:
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream, fake_cuda.machine().capture(fake_cupy.current_queue()):
+            backend.barrier(LONG)
+        assert not backend.failed
+
+    fake_ranks.run(1, body, LateNcclBackend.connect)

@@ -541,13 +541,25 @@ def test_arrays_of_a_captured_operation_are_held_until_the_stream_waits(
         with stream, turn, fake_cuda.machine().capture(fake_cupy.current_queue()):
             before = mine()
             works = [
-                backend.all_reduce(full(MIB, 1.0, "uint8"), ReduceOp.SUM, LONG, async_op=True)
+                backend.all_reduce(fake_cupy.empty(MIB, "uint8"), ReduceOp.SUM, LONG, async_op=True)
                 for _ in range(2)
             ]
             assert mine() - before == 2 * MIB
             works.pop().wait()
             del works[:]
             assert mine() - before == (0 if has_own_memory else 2 * MIB)
+
+    turn = threading.Lock()
+    run(body)
+
+
+def test_a_barrier_can_be_captured(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream, turn, fake_cuda.machine().capture(fake_cupy.current_queue()):
+            backend.barrier(LONG)
+        assert not backend.failed
 
     turn = threading.Lock()
     run(body)

@@ -55,6 +55,9 @@ class Framework(Protocol):
     def on_stream(self, device: int, handle: int) -> AbstractContextManager[object]:
         """Return a context manager that makes this the library's current stream of the device."""
 
+    def bytes_on(self, device: int, count: int) -> Any:
+        """Return a new array of bytes on the device, without contents."""
+
     def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
         """Return a copy of a numpy array on the device."""
 
@@ -155,6 +158,10 @@ class _Cupy:
         with self.on_device(device), self.cupy.cuda.ExternalStream(handle, device):
             yield
 
+    def bytes_on(self, device: int, count: int) -> Any:
+        with self.cupy.cuda.Device(device):
+            return self.cupy.empty(count, "uint8")
+
     def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
         with self.cupy.cuda.Device(device):
             return self.cupy.asarray(numbers)
@@ -217,6 +224,9 @@ class _Torch:
         return cast(
             AbstractContextManager[object], cuda.stream(cuda.ExternalStream(handle, device))
         )
+
+    def bytes_on(self, device: int, count: int) -> Any:
+        return self.torch.empty(count, dtype=self.torch.uint8, device=f"cuda:{device}")
 
     def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
         return self.torch.as_tensor(numbers, device=f"cuda:{device}")
