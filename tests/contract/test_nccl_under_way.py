@@ -563,3 +563,40 @@ def test_a_barrier_can_be_captured(run: Run) -> None:
 
     turn = threading.Lock()
     run(body)
+
+
+def test_an_operation_beside_a_capture_of_its_group_is_refused(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        array, other = full(4, 1), full(4, 1)
+        backend.barrier(LONG)
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream, turn, fake_cuda.machine().capture(fake_cupy.current_queue()):
+            backend.all_reduce(array, ReduceOp.SUM, LONG)
+            with (
+                fake_cupy.cuda.Stream(non_blocking=True),
+                pytest.raises(ValueError, match="are being captured in a CUDA graph"),
+            ):
+                backend.all_reduce(other, ReduceOp.SUM, LONG)
+        backend.all_reduce(other, ReduceOp.SUM, LONG)
+        assert (other.get() == 2).all()
+
+    turn = threading.Lock()
+    run(body)
+
+
+def test_the_default_stream_is_refused_during_a_capture_that_it_waits_for(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        array, machine = full(4, 1), fake_cuda.machine()
+        backend.barrier(LONG)
+        queue = machine.new_queue(machine.current, blocking=True)
+        with (
+            turn,
+            machine.capture(queue, fake_graphs.THREAD_LOCAL),
+            pytest.raises(ValueError, match="default stream cannot be used"),
+        ):
+            backend.all_reduce(array, ReduceOp.SUM, LONG)
+        backend.barrier(LONG)
+        assert not backend.failed
+
+    turn = threading.Lock()
+    run(body)

@@ -25,6 +25,14 @@ from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
 _MESSAGES = ("send", "recv")
+_OF_DEFAULT_STREAM = (
+    "CUDA's default stream cannot be used while a stream that waits for it is captured in a graph: "
+    "begin the operation on a stream of your own, or after the capture"
+)
+_IN_CAPTURE = (
+    "the group's operations are being captured in a CUDA graph: begin this one on the captured "
+    "stream, after the capture, or in another group"
+)
 Block = list[tuple[Flight, Ready]]
 """Operations that are launched together."""
 
@@ -48,6 +56,8 @@ class NcclLaunching(NcclOperations):
         super().__init__(nccl, cuda, communicator, news)
         self._captures = Captures()
         self._flights = Flights(self._own)
+        self._is_captured = False
+        """Whether the group's stream may belong to a capture that goes on."""
         self._in_graphs: list[Flight] = []
         """Captured operations whose arrays are kept, in order."""
         self._block: Block | None = None
@@ -122,8 +132,12 @@ class NcclLaunching(NcclOperations):
         flight.operands, flight.followed = ready.held, callers
         for handle in callers:
             error, status = self._captures.status_of(handle)
+            if int(error) == self._captures.implicit:
+                raise ValueError(_OF_DEFAULT_STREAM)
             if status != self._captures.none and not int(error):
-                flight.is_captured = True
+                flight.is_captured = self._is_captured = True
+            elif self._is_captured:
+                self._check_not_captured()
             caller = own.callers.get(handle) or own.caller(handle)
             # An event that was recorded in a capture stands for a place in its graph.
             stream.wait(caller.record(None if flight.is_captured else own.arrival))
@@ -143,6 +157,13 @@ class NcclLaunching(NcclOperations):
         else:
             flight.end = stream.record(own.free.pop())
             self._flights.append(flight)
+
+    def _check_not_captured(self) -> None:
+        """Raise ValueError if the group's stream belongs to a capture that goes on."""
+        error, status = self._captures.status_of(self._own.handle)
+        self._is_captured = status != self._captures.none and not int(error)
+        if self._is_captured:
+            raise ValueError(_IN_CAPTURE)
 
     def _captured(self, flight: Flight) -> None:
         flight.is_over = True
