@@ -451,3 +451,30 @@ def test_the_first_operation_may_be_captured_in_the_global_mode(fake_ranks: Rank
         assert not backend.failed
 
     fake_ranks.run(1, body, LateNcclBackend.connect)
+
+
+def test_a_failure_of_a_pair_is_no_silent_end_of_what_streams_wait_for(run: Run) -> None:
+    over = threading.Event()
+
+    def body(backend: LateNcclBackend) -> None:
+        rank, array = backend.rank, ones()
+        if rank == 0:
+            backend.send(array, 1, 0, LONG)
+        if rank == 1:
+            backend.recv(array, 0, 0, LONG)
+        backend.all_reduce(array, ReduceOp.SUM, LONG)
+        array.get()
+        if rank:
+            assert over.wait(LONG)
+            return
+        whole, pair = backend._parts[None], backend._parts[1]
+        backend.all_reduce(array, ReduceOp.SUM, LONG)  # which a stream waits for
+        pair.recv(ones(), 1, 0, 0.3, async_op=True)
+        assert soon(lambda: whole.failed, LONG)
+        assert soon(lambda: whole.unreported is not None, 1.0)
+        over.set()
+        with pytest.raises(CommTimeout, match="recv"):
+            backend.all_reduce(array, ReduceOp.SUM, LONG)
+        assert whole.unreported is None
+
+    run(body, 3)

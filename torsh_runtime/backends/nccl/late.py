@@ -148,8 +148,8 @@ class LateNcclBackend(Backend):
     def end(self, cause: FailureCause) -> None:
         """End all parts of the group, because one has failed, which calls this."""
         self._note(cause)
-        if len(self._parts) > 1:  # in a thread, as what calls this is just ending itself
-            threading.Thread(target=self._abort_all, name="torsh-nccl-end", daemon=True).start()
+        for made in [*self._parts.values()]:
+            made.end_apart(cause)
 
     def told(self) -> None:
         """Note that the program has heard of the group's failure."""
@@ -158,7 +158,9 @@ class LateNcclBackend(Backend):
 
     def abort(self) -> None:
         text = f"rank {self._rank} aborted the group. Destroy the process group and make a new one."
-        self._end(FailureCause("CommAborted", (text,)))
+        self._note(FailureCause("CommAborted", (text,)))
+        for made in [*self._parts.values()]:
+            made.abort()
 
     def close(self) -> None:
         with self._state:
@@ -205,6 +207,7 @@ class LateNcclBackend(Backend):
         except BaseException as error:
             if not self._closed:  # else by another thread; the others hear that it has left
                 told = self._end(self._failure(kind, error))
+                self.told()
                 if isinstance(error, Exception):
                     raise told.error() from error
             raise
@@ -264,7 +267,7 @@ class LateNcclBackend(Backend):
     def _end(self, cause: FailureCause) -> FailureCause:
         """End the group after a failure; return the cause, which is what any rank noted first."""
         told = self._note(cause)
-        self._abort_all()
+        self._end_all(told)
         return told
 
     def _note(self, cause: FailureCause) -> FailureCause:
@@ -276,9 +279,9 @@ class LateNcclBackend(Backend):
                 self._cause = told
             return self._cause
 
-    def _abort_all(self) -> None:
+    def _end_all(self, cause: FailureCause) -> None:
         for made in [*self._parts.values()]:
-            made.abort()
+            made.end(cause)
 
 
 def _device(op: Op) -> int | None:
