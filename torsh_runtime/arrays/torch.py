@@ -70,13 +70,13 @@ def _opaque(tensor: torch.Tensor) -> NDArray[Any]:
 
 def copy_out(tensor: torch.Tensor, target: NDArray[np.uint8]) -> None:
     """Write the bytes of `tensor` to `target`, which has the same length."""
-    _elements(target, tensor).copy_(tensor.detach())
+    elements(target, tensor).copy_(tensor.detach())
 
 
 @torch.no_grad()
 def copy_in(tensor: torch.Tensor, source: NDArray[np.uint8]) -> None:
     """Write the bytes into `tensor`, in place."""
-    tensor.copy_(_elements(source, tensor))
+    tensor.copy_(elements(source, tensor))
 
 
 def memory_of(tensor: torch.Tensor) -> NDArray[np.uint8] | None:
@@ -98,7 +98,8 @@ def empty(shape: tuple[int, ...], dtype: str) -> torch.Tensor:
     return torch.empty(shape, dtype=kind)
 
 
-def _elements(memory: NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
+def elements(memory: NDArray[np.uint8], like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in this memory, of the dtype and shape of `like`."""
     return torch.from_numpy(memory).view(like.dtype).view(like.shape)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from torsh_runtime.arrays.raw import copy_out
+from torsh_runtime.arrays.copying import Copying
 from torsh_runtime.checkpoint.directory import create, opened
 from torsh_runtime.checkpoint.manifest import StoredFile, StoredPiece
 from torsh_runtime.checkpoint.plan import Held
@@ -61,13 +62,20 @@ class Snapshot:
         None."""
         self.layout = layout
         self._bytes = _anonymous(layout.num_bytes) if memory is None else memory
+        self._copying = Copying(self._bytes)
         self._bytes[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
 
     def take(self, tensors: Mapping[str, ShardedTensor], itemsizes: Mapping[str, int]) -> None:
         """Copy the current values of the tensors."""
+        self._copying.take(self.copies(tensors, itemsizes))
+
+    def copies(
+        self, tensors: Mapping[str, ShardedTensor], itemsizes: Mapping[str, int]
+    ) -> Iterator[tuple[Any, NDArray[np.uint8]]]:
+        """Yield the values of the tensors, each with where it is to be copied."""
         for held, start in self.layout.starts.items():
             end = start + held.piece.size * itemsizes[held.dtype]
-            copy_out(tensors[held.name].values, self._bytes[start:end])
+            yield tensors[held.name].values, self._bytes[start:end]
 
     def write(self, directory: Path) -> StoredFile:
         """Write the file to a directory and flush it to the disk.

@@ -7,11 +7,13 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.arrays.copying import Copying
 from torsh_runtime.checkpoint.pieces import Landing
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.saving import Begun, Planner
@@ -243,6 +245,7 @@ class _Room(NamedTuple):
     """Holds one rank's memory for a commit, for one plan and turn."""
 
     files: tuple[Snapshot, Snapshot]
+    copying: Copying
     told_own: bytes
     told_alone: bytes
     own: Bytes
@@ -260,6 +263,7 @@ class _Room(NamedTuple):
         copies, copied = _make([each for _, each in plan.copies], COPIES, turn, memory)
         return cls(
             (Snapshot(both[0], files[0]), Snapshot(both[1], files[1])),
+            Copying(own),
             told_of(both, world_size),
             told_of([plan.alone], world_size),
             own,
@@ -270,8 +274,8 @@ class _Room(NamedTuple):
 
     def take(self, tensors: Mapping[str, Any]) -> None:
         """Copy the current values of the tensors."""
-        for each in self.files:
-            each.take(tensors, ITEMSIZES)
+        files = (each.copies(tensors, ITEMSIZES) for each in self.files)
+        self.copying.take(chain.from_iterable(files))
 
 
 def _make(

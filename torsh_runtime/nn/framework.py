@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.nn import functional, init
+from torsh_runtime.nn import foreach, functional, init
 from torsh_runtime.nn.arrays import Array, array_module, dtype_named, to_device
 from torsh_runtime.nn.backward import (
     backward,
@@ -43,6 +43,7 @@ class NnFramework:
     tensor_type = Tensor
     module_type = Module
     functional: Any = functional
+    foreach: Any = foreach
     has_functional_call = False
 
     # Values and their memory
@@ -82,11 +83,35 @@ class NnFramework:
     def allocate(self, values: Array) -> None:
         pass  # writing to it allocates it
 
+    def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target[...] = source
+
     def part(self, flat: Array, start: int, like: Tensor) -> Array:
         return flat[start : start + like.numel()].reshape(like.shape)
 
+    offloads = False
+
+    def pinned(self, size: int, dtype: str) -> Array:
+        return np.empty(size, self.dtype(dtype))
+
+    def aside(self, like: Tensor) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def copy_without_waiting(self, target: Array, source: Array) -> None:
+        target[...] = source
+
+    def moment(self, like: Tensor) -> Callable[[], None]:
+        return lambda: None
+
+    def offloading(self, call: Any, inputs: Any, named: Any, kept: Sequence[Array]) -> Any:
+        return call(*inputs, **named)
+
     def array(self, flat: Array) -> Array:
         return flat
+
+    def following(self, flat: Array) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def dense(self, values: Array) -> Array:
         return values
@@ -184,7 +209,12 @@ class NnFramework:
     def communicates_in_backward(self, module: Module) -> bool:
         return False
 
-    def materialise(self, module: Module, initialise: Callable[[Any], object]) -> None:
+    def device(self, given: Any) -> str:
+        return str(given)
+
+    def materialise(
+        self, module: Module, initialise: Callable[[Any], object], device: str = "cpu"
+    ) -> None:
         initialise(module)
 
     def on_state_dict(self, module: Module, before: Call) -> None:

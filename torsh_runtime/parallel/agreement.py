@@ -13,6 +13,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import Module, Tensor, framework_of
 from torsh_runtime.framework.models import constant_parameters, kind_of, trained_parameters
 from torsh_runtime.layout import TensorLayout
+from torsh_runtime.parallel.broadcasting import broadcast_all
 
 SAME_MODEL = "Build the same model on every rank, and give it the same options"
 """Advice if wrappers differ between ranks."""
@@ -64,10 +65,7 @@ def values_told(named: Sequence[tuple[str, Tensor]]) -> list[str]:
 
 def send_from(rank: int, tensors: Sequence[Tensor], group: ProcessGroup) -> None:
     """Give everyone the rank's values."""
-    values = [tensor.data for tensor in tensors]
-    works = [group.broadcast(each, rank, async_op=True) for each in values]
-    for work in works:
-        work.wait()
+    broadcast_all((group, rank, tensor) for tensor in tensors)
 
 
 def digest(values: Any) -> int:

@@ -19,7 +19,8 @@ from torsh_runtime.parallel.layouts import coordinate_on, layouts_by_id, stages_
 from torsh_runtime.parallel.norms import (
     joined,
     norm_of,
-    power_sum,
+    power_sums,
+    scale,
     together,
     together_in_lines,
 )
@@ -60,7 +61,8 @@ def clip_grad_norm_(
     what is sharded over axes of the mesh is added up over these, what several ranks have counts
     once, and stages of a pipeline, or of what is along "pp", are added up, of which several may
     have a parameter of one name. What FSDP, by either spelling, has sharded is added up over its
-    group. Sums are formed in float64.
+    group. Sums are formed in float64; on GPUs the norms of single gradients in float32, unless
+    these are float64, with one wait for the GPU.
 
     All ranks of the mesh call it, after the gradients have been averaged. If norms differ by more
     than 1e-4 of the largest, a warning is logged and each rank uses its own; otherwise the result
@@ -93,10 +95,8 @@ def clip_grad_norm_(
     total = _total(sums, _reductions(sums, mesh, stages), mesh, norm_type)
     factor = max_norm / (total + 1e-6)
     if not factor >= 1:  # nor for what is no number, which one process would not hide either
-        for _, parameter in trained_parameters(model):
-            if parameter.grad is not None:
-                values = parameter.grad.data
-                values *= factor
+        parameters = [parameter for _, parameter in trained_parameters(model)]
+        scale([each.grad for each in parameters if each.grad is not None], factor)
     return total
 
 
@@ -173,7 +173,8 @@ def _own_sums(model: Module, mesh: DeviceMesh | None, earlier: Set[int], norm_ty
         gradient = parameter.grad
         if gradient is not None and is_first and id(parameter) not in earlier:
             own.append(gradient)
-    return {spread: power_sum(own, norm_type) for spread, own in gradients.items()}
+    sums = power_sums([*gradients.values()], norm_type)
+    return dict(zip(gradients, sums, strict=True))
 
 
 def _groups(model: Module) -> dict[int, ProcessGroup]:

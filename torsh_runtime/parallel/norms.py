@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -13,11 +14,48 @@ from torsh_runtime.framework import Tensor, framework_of
 _BLOCK = 1 << 20
 
 
-def power_sum(gradients: Sequence[Tensor], norm_type: float) -> float:
-    """Return what several ranks can add up to a norm: the sum of |x| ** norm_type, or for
-    infinity the largest |x|. It is computed in float64, in blocks, by numpy's sum: that of a
-    BLAS depends on processors and threads, and ranks with the same gradients would get different
-    bits."""
+def power_sums(kinds: Sequence[Sequence[Tensor]], norm_type: float) -> list[float]:
+    """Return of each list of gradients what several ranks can add up to a norm: the sum of
+    |x| ** norm_type, or for infinity the largest |x|. It takes one wait for each GPU."""
+    by_device: dict[str, list[list[Tensor]]] = {}
+    for number, gradients in enumerate(kinds):
+        for each in gradients:
+            if each.numel():
+                here = by_device.setdefault(str(each.device), [[] for _ in kinds])
+                here[number].append(each)
+    sums = [0.0] * len(kinds)
+    for device, lists in by_device.items():
+        if device == "cpu":
+            found = [_sum_in_blocks(gradients, norm_type) for gradients in lists]
+        else:
+            found = _sums_on_device(lists, norm_type)
+        sums = [joined(pair, norm_type) for pair in zip(sums, found, strict=True)]
+    return sums
+
+
+def scale(gradients: Sequence[Tensor], factor: float) -> None:
+    """Multiply all gradients by a number, in place, without a wait."""
+    if gradients:
+        framework_of(gradients[0]).foreach.mul_([each.data for each in gradients], factor)
+
+
+def _sums_on_device(kinds: Sequence[Sequence[Tensor]], norm_type: float) -> list[float]:
+    """Return the power sums of gradients on one GPU."""
+    everything = [each for gradients in kinds for each in gradients]
+    foreach = framework_of(everything[0]).foreach
+    norms = iter(foreach.tolist(foreach.norm([each.data for each in everything], norm_type)))
+    sums = []
+    for gradients in kinds:
+        own = list(islice(norms, len(gradients)))
+        is_largest = math.isinf(norm_type)
+        sums.append(joined(own if is_largest else [x**norm_type for x in own], norm_type))
+    return sums
+
+
+def _sum_in_blocks(gradients: Sequence[Tensor], norm_type: float) -> float:
+    """Return the power sum of gradients in the host's memory. It is computed in float64, in
+    blocks, by numpy's sum: that of a BLAS depends on processors and threads, and ranks with the
+    same gradients would get different bits."""
     total = 0.0
     for gradient in gradients:
         array = framework_of(gradient).array(gradient.data.reshape(-1))
@@ -25,7 +63,7 @@ def power_sum(gradients: Sequence[Tensor], norm_type: float) -> float:
             part = array[start : start + _BLOCK]
             block = abs(part.astype(np.complex128 if part.dtype.kind == "c" else np.float64))
             if math.isinf(norm_type):
-                total = max(total, float(block.max()))
+                total = float(np.maximum(total, block.max()))
             elif norm_type == 2:
                 total += float(np.square(block, out=block).sum())
             else:
@@ -66,4 +104,4 @@ def norm_of(sums: Sequence[float], norm_type: float) -> float:
 
 def joined(sums: Sequence[float], norm_type: float) -> float:
     """Return power sums of different elements as one."""
-    return max(sums, default=0.0) if math.isinf(norm_type) else sum(sums, 0.0)
+    return float(np.max(sums, initial=0.0)) if math.isinf(norm_type) else sum(sums, 0.0)

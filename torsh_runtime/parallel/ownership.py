@@ -12,6 +12,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, Tensor
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL, digest
+from torsh_runtime.parallel.broadcasting import broadcast_all
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.replicas import Replicas
@@ -105,12 +106,7 @@ class Ownership:
 
     def send(self) -> None:
         """Give everyone what its owner has of each parameter."""
-        works = [
-            self.group_of(each).broadcast(each.data, self.of(each), async_op=True)
-            for each in self._parameters
-        ]
-        for work in works:
-            work.wait()
+        broadcast_all((self.group_of(each), self.of(each), each) for each in self._parameters)
 
     def check_same(self) -> None:
         """Raise ConfigError on all ranks of the group unless all that have a parameter have the

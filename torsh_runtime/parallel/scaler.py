@@ -11,6 +11,8 @@ import numpy as np
 from torsh_runtime.comm.agreement import by_rank
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import framework_of
+from torsh_runtime.framework.models import kind_of
 from torsh_runtime.framework.optimizer import Optimizer
 from torsh_runtime.parallel.groups import group_of
 
@@ -113,8 +115,8 @@ class ShardedGradScaler:
             return
         if id(optimizer) in self._is_finite:
             raise RuntimeError("gradients were divided already since the last update()")
-        extremes = [_divided(each, self._scale) for each in _gradients(optimizer)]
-        self._is_finite[id(optimizer)] = self._is_so_everywhere(all(map(math.isfinite, extremes)))
+        is_finite = _multiplied(optimizer, 1.0 / self._scale)
+        self._is_finite[id(optimizer)] = self._is_so_everywhere(is_finite)
 
     def step(self, optimizer: Any, *arguments: Any, **named: Any) -> Any:
         """Call optimizer.step() if all gradients are finite on all ranks.
@@ -263,7 +265,14 @@ def _gradients(optimizer: Optimizer) -> Iterator[Any]:
                 yield parameter.grad.data
 
 
-def _divided(gradient: Any, scale: float) -> float:
-    """Divide it in place. The sum of its extremes, which is not finite if an element is not."""
-    gradient *= 1.0 / scale
-    return float(gradient.max()) + float(gradient.min())
+def _multiplied(optimizer: Optimizer, factor: float) -> bool:
+    """Multiply the gradients in place, and return whether all are finite then. It takes one wait
+    for each GPU."""
+    by_device: dict[str, list[Any]] = {}
+    for each in _gradients(optimizer):
+        by_device.setdefault(kind_of(each)[1], []).append(each)
+    if not by_device:
+        return True
+    foreach = framework_of(optimizer.param_groups[0]["params"][0]).foreach
+    flags = [foreach.unscale_(gradients, factor) for gradients in by_device.values()]
+    return not any(any(foreach.tolist(each)) for each in flags)

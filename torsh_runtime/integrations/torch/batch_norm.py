@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.integrations.torch.fused_batch_norm import Gathered, normalise
 from torsh_runtime.parallel.groups import group_of
 
 Tensor = torch.Tensor
@@ -60,33 +62,63 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             plain: Tensor = super().forward(input)
             return plain
         records = torch.is_grad_enabled()
-        whole = _statistics(input, records and input.requires_grad, records, group)
+        tells = (records and input.requires_grad, records)
+        if input.device.type != "cpu":
+            return self._normalised_on_device(input, tells, group)
+        whole = _statistics(input, *tells, group)
         if whole.wants_gradient and not input.requires_grad:
             input = input.detach().requires_grad_()  # others need this rank in the backward pass
         apply: Any = _Normalise.apply
         normalised = apply(input, whole, self.eps, group)
         if self.track_running_stats and self.running_mean is not None:
-            self._track(whole)
+            self._track(whole.mean, whole.variance, whole.total)
         shape = (1, -1, *([1] * (input.dim() - 2)))
         scaled: Tensor = normalised
         if self.affine:
             scaled = normalised * self.weight.view(shape) + self.bias.view(shape)
         return scaled.to(input.dtype)
 
+    def _normalised_on_device(
+        self, input: Tensor, tells: tuple[bool, bool], group: ProcessGroup
+    ) -> Tensor:
+        with torch.no_grad():
+            gathered = Gathered.of(input, self.eps, tells, group)
+            if _is_gradient_wanted(gathered.heads) and not input.requires_grad:
+                input = input.detach().requires_grad_()
+            mean, scale = self._joined(gathered)
+        affine = (self.weight, self.bias) if self.affine else (None, None)
+        return normalise(input, affine, (mean, scale, gathered.counts), group)
+
+    def _joined(self, gathered: Gathered) -> tuple[Tensor, Tensor]:
+        """Return mean and scale over all ranks, and update the running statistics."""
+        mean, dtype = self.running_mean, gathered.means.dtype
+        running = (mean, self.running_var) if self.track_running_stats else (None, None)
+        is_tracking = running[0] is not None
+        is_usual = self.momentum is not None and mean is not None and mean.dtype is dtype
+        if gathered.is_regular and (is_usual or not is_tracking):
+            if is_tracking and self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+            return gathered.joined_by_torch(running, self.momentum or 0.0, self.eps)
+        whole, variance = gathered.joined(self.eps)
+        if is_tracking:
+            self._track(whole, variance, gathered.total)
+        return whole, torch.rsqrt(variance + self.eps)
+
     @torch.no_grad()
-    def _track(self, whole: _Statistics) -> None:
-        if not whole.total:
+    def _track(self, mean: Tensor, variance: Tensor, total: float) -> None:
+        if not total:
             return
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        factor = self.momentum
+        factor: Any = self.momentum
         if factor is None:  # the mean over all batches
-            factor = 1.0 / float(self.num_batches_tracked)
-        unbiased = whole.variance * (whole.total / max(whole.total - 1, 1))
-        self.running_mean.lerp_(whole.mean.to(self.running_mean.dtype), factor)
-        self.running_var.lerp_(unbiased.to(self.running_var.dtype), factor)
+            factor = 1.0 / self.num_batches_tracked.to(torch.float64)
+        unbiased = variance * (total / max(total - 1, 1))
+        for running, found in ((self.running_mean, mean), (self.running_var, unbiased)):
+            weight = factor.to(running.dtype) if isinstance(factor, Tensor) else factor
+            running.lerp_(found.to(running.dtype), weight)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:
@@ -158,24 +190,27 @@ def _statistics(
     own = torch.cat([mean.new_tensor([count, wants_gradient, records]), mean, variance])
     rows = own.new_empty(group.world_size, own.numel())
     group.all_gather_into_tensor(rows, own)
+    heads: list[list[float]] = rows[:, :3].tolist()
     counts, (means, variances) = rows[:, :1], rows[:, 3:].chunk(2, dim=1)
-    total = float(counts.sum())
+    total = sum(head[0] for head in heads)
     divisor = max(total, 1.0)  # without any values the mean is 0
     whole = (means * counts).sum(0) / divisor
     spread = ((variances + (means - whole) ** 2) * counts).sum(0) / divisor
-    return _Statistics(total, whole, spread, _is_gradient_wanted(rows[:, 1], rows[:, 2]))
+    return _Statistics(total, whole, spread, _is_gradient_wanted(heads))
 
 
-def _is_gradient_wanted(wanting: Tensor, recording: Tensor) -> bool:
-    """Return whether some rank requires a gradient. Both tensors have one element for each rank."""
-    silent = (recording == 0).nonzero().flatten().tolist()
-    if silent and wanting.any():
+def _is_gradient_wanted(heads: Sequence[Sequence[float]]) -> bool:
+    """Return whether some rank requires a gradient. A rank's head has the number of its values,
+    whether it requires a gradient, and whether it records any."""
+    silent = [rank for rank, (_, _, records) in enumerate(heads) if not records]
+    is_wanted = any(wants for _, wants, _ in heads)
+    if silent and is_wanted:
         raise ConfigError(
             f"SyncBatchNorm: rank(s) {', '.join(map(str, silent))} record no gradients (no_grad()) "
             f"and have no backward pass, in which the others would wait for them: call the model "
             f"in the same way on all ranks, or in eval() mode"
         )
-    return bool(wanting.any())
+    return is_wanted
 
 
 class _Normalise(torch.autograd.Function):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn import utils as nn_utils
 from torch.nn.utils import clip_grad
@@ -15,6 +14,7 @@ from torch.nn.utils import clip_grad
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.parts import Part
+from torsh_runtime.framework.torch_foreach import norm
 from torsh_runtime.integrations.torch.marks import marks_of
 
 _ASKED = "_torsh_asked"
@@ -37,7 +37,7 @@ def watch_clipping() -> None:
 
 def _noting(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(theirs)
-    def norm(
+    def noted(
         tensors: Any,
         norm_type: float = 2.0,
         error_if_nonfinite: bool = False,
@@ -49,7 +49,7 @@ def _noting(theirs: Callable[..., Any]) -> Callable[..., Any]:
         setattr(found, _ASKED, (float(norm_type), error_if_nonfinite))
         return found
 
-    return norm
+    return noted
 
 
 def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
@@ -64,7 +64,7 @@ def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
         parts = [part for marks in map(marks_of, each) if marks for part in marks.parts]
         if parts:
             _check(parts, is_known=norm_type != 0.0)
-            total_norm.fill_(_norm_over(parts[0].group, each, norm_type))
+            total_norm.copy_(_norm_over(parts[0].group, each, norm_type, total_norm.device))
         if is_checked and not bool(torch.isfinite(total_norm)):
             raise RuntimeError(
                 f"The total norm of order {norm_type} for gradients from `parameters` is "
@@ -86,25 +86,28 @@ def _check(parts: Iterable[Part], is_known: bool) -> None:
             )
 
 
-def _norm_over(group: ProcessGroup, parameters: Sequence[Any], norm_type: float) -> float:
-    """Return the norm of all gradients: of parts on all ranks, and of whole ones on this rank."""
-    cut = [each for each in parameters if marks_of(each) and each.grad is not None]
-    whole = [each for each in parameters if not marks_of(each) and each.grad is not None]
-    own = np.array([_power_sum(cut, norm_type)], np.float64).view(np.int64)
-    told = group.all_gather_numbers(own).view(np.float64)[:, 0].tolist()
-    sums = [*told, _power_sum(whole, norm_type)]
-    if math.isinf(norm_type):
-        return float(np.max(sums))
-    return float(sum(sums) ** (1 / norm_type))
+def _norm_over(
+    group: ProcessGroup, parameters: Sequence[Any], norm_type: float, place: torch.device
+) -> torch.Tensor:
+    """Return the norm of all gradients: of parts on all ranks, and of whole ones on this rank. It
+    stays on the device, for which nothing waits here."""
+    there = [(marks_of(each) is None, each.grad) for each in parameters if each.grad is not None]
+    cut, whole = (
+        _power_sum([gradient for is_whole, gradient in there if is_whole is wanted], norm_type)
+        for wanted in (False, True)
+    )
+    own = cut.to(place).reshape(1)
+    told = own.new_empty(group.world_size)
+    group.all_gather_into_tensor(told, own)
+    sums = torch.cat([told, whole.to(place).reshape(1)])
+    return sums.max() if math.isinf(norm_type) else sums.sum() ** (1 / norm_type)
 
 
-def _power_sum(parameters: Sequence[Any], norm_type: float) -> float:
-    """Return the sum of |gradient| ** norm_type, or for infinity the largest |gradient|."""
-    norms = [
-        float(torch.linalg.vector_norm(each.grad, norm_type, dtype=torch.float64))
-        for each in parameters
-        if each.grad.numel()
-    ]
-    if math.isinf(norm_type):
-        return float(np.max(norms, initial=0.0))
-    return float(sum(each**norm_type for each in norms))
+def _power_sum(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """Return the sum of |gradient| ** norm_type in float64, or for infinity the largest
+    |gradient|."""
+    filled = [each for each in gradients if each.numel()]
+    if not filled:
+        return torch.zeros((), dtype=torch.float64)
+    norms = norm(filled, norm_type)
+    return norms.max() if math.isinf(norm_type) else (norms**norm_type).sum()

@@ -12,7 +12,7 @@ from torsh_runtime.framework import Module, Tensor, framework_of
 from torsh_runtime.framework.models import flat_memory, kind_of, trained_parameters
 from torsh_runtime.parallel.ddp.bucket import Bucket
 from torsh_runtime.parallel.ddp.config import BucketConfig
-from torsh_runtime.parallel.ddp.plan import Gradient, Kind, Span, limit_of, spans
+from torsh_runtime.parallel.ddp.plan import Gradient, Kind, Span, limits_of, spans
 from torsh_runtime.parallel.operations import is_finite
 from torsh_runtime.parallel.regions.arrays import copied
 from torsh_runtime.parallel.replicas import Replicas
@@ -27,16 +27,24 @@ class Buckets:
         self._config = config
         self._parameters = trained_parameters(model)
         self._gradients = [self._gradient(parameter) for _, parameter in self._parameters]
-        self._limit = limit_of(
+        self._limits = limits_of(
             config.bucket_size_mb,
+            config.bucket_size_mb != BucketConfig().bucket_size_mb,
             sum(each.elements * each.itemsize for each in self._gradients if not each.kind[2]),
             overlaps=config.overlap_communication or not replicas.group.is_in_node,
         )
         self._shapes = [tuple(parameter.shape) for _, parameter in self._parameters]
         self._flat: dict[Kind, Any] = {}
-        self._order = list(reversed(range(len(self._parameters))))
+        self._order = self._first_order()
         self._next_order: list[int] | None = None
         self._buckets: list[Bucket] = []
+
+    def begin_anew(self) -> None:
+        """Lay out the buckets as for the first pass, in new memory: ranks share it by the group."""
+        self._flat, self._order, self._next_order = {}, self._first_order(), None
+
+    def _first_order(self) -> list[int]:
+        return list(reversed(range(len(self._parameters))))
 
     def open(self) -> None:
         """Begin a pass whose gradients are averaged. The first call allocates the memory, on all
@@ -121,7 +129,7 @@ class Buckets:
             self._framework.set_gradient(self._parameters[number][1], self._views[number])
 
     def _lay(self) -> None:
-        laid = spans(self._gradients, self._order, self._limit)
+        laid = spans(self._gradients, self._order, self._limits)
         self._buckets = [self._bucket(span, i, len(laid)) for i, span in enumerate(laid)]
         self._views: list[Any] = [None] * len(self._parameters)
         self._bucket_of: list[Bucket] = self._buckets[:1] * len(self._parameters)

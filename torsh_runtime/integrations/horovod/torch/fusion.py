@@ -18,7 +18,7 @@ from torsh_runtime.integrations.horovod.torch.collectives import (
 )
 from torsh_runtime.integrations.horovod.torch.compression import Compression, Compressor
 from torsh_runtime.integrations.horovod.torch.world import ProcessSet
-from torsh_runtime.parallel.ddp.plan import Gradient, Kind, Span, limit_of, spans
+from torsh_runtime.parallel.ddp.plan import Gradient, Kind, Span, limits_of, spans
 
 Tensor = torch.Tensor
 
@@ -172,12 +172,13 @@ class Fusion:
     def _lay(self, parameters: Sequence[Tensor]) -> None:
         """Make buckets of parameters, in the order in which backward passes usually reach them."""
         found = [_gradient(each) for each in parameters]
-        limit = limit_of(
+        limits = limits_of(
             _MOST_MEBIBYTES if self._is_elementwise() else 0.0,
+            False,
             sum(each.elements * each.itemsize for each in found),
             overlaps=not self._engine.is_in_node,
         )
-        laid = spans(found, [*reversed(range(len(found)))], limit)
+        laid = spans(found, [*reversed(range(len(found)))], limits)
         ends = {span.kind: span.end for span in laid}
         memory = {kind: self._memory_of(kind, end) for kind, end in ends.items()}
         self._buckets = [self._bucket(span, memory[span.kind], parameters) for span in laid]
