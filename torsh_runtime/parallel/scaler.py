@@ -12,6 +12,7 @@ from torsh_runtime.comm.agreement import by_rank
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import framework_of
+from torsh_runtime.framework.foreach import Foreach
 from torsh_runtime.framework.models import kind_of
 from torsh_runtime.framework.optimizer import Optimizer
 from torsh_runtime.parallel.groups import group_of
@@ -252,27 +253,25 @@ def scale_of(scaler: Any, ranks: ProcessGroup) -> tuple[float, str]:
     )
 
 
-def _gradients(optimizer: Optimizer) -> Iterator[Any]:
-    """Yield the gradients as torch's tensors, or as arrays."""
+def _gradients(optimizer: Optimizer) -> Iterator[tuple[Any, Any]]:
+    """Yield the parameters that have gradients, with these as torch's tensors, or as arrays."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if getattr(parameter.grad, "is_sparse", False):
                 parameter.grad = parameter.grad.coalesce()
                 values = parameter.grad._values()
                 if math.prod(values.shape):
-                    yield values
+                    yield parameter, values
             elif parameter.grad is not None and math.prod(parameter.grad.shape):
-                yield parameter.grad.data
+                yield parameter, parameter.grad.data
 
 
 def _multiplied(optimizer: Optimizer, factor: float) -> bool:
     """Multiply the gradients in place, and return whether all are finite then. It takes one wait
     for each GPU."""
-    by_device: dict[str, list[Any]] = {}
-    for each in _gradients(optimizer):
-        by_device.setdefault(kind_of(each)[1], []).append(each)
-    if not by_device:
-        return True
-    foreach = framework_of(optimizer.param_groups[0]["params"][0]).foreach
-    flags = [foreach.unscale_(gradients, factor) for gradients in by_device.values()]
-    return not any(any(foreach.tolist(each)) for each in flags)
+    by_device: dict[tuple[Foreach, str], list[Any]] = {}
+    for parameter, gradient in _gradients(optimizer):
+        where = framework_of(parameter).foreach, kind_of(gradient)[1]
+        by_device.setdefault(where, []).append(gradient)
+    flags = [(each[0], each[0].unscale_(some, factor)) for each, some in by_device.items()]
+    return not any(any(foreach.tolist(flag)) for foreach, flag in flags)
