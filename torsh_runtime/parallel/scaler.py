@@ -12,7 +12,6 @@ from torsh_runtime.comm.agreement import by_rank
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import framework_of
-from torsh_runtime.framework.foreach import Foreach
 from torsh_runtime.framework.models import kind_of
 from torsh_runtime.framework.optimizer import Optimizer
 from torsh_runtime.parallel.groups import group_of
@@ -269,9 +268,11 @@ def _gradients(optimizer: Optimizer) -> Iterator[tuple[Any, Any]]:
 def _multiplied(optimizer: Optimizer, factor: float) -> bool:
     """Multiply the gradients in place, and return whether all are finite then. It takes one wait
     for each GPU."""
-    by_device: dict[tuple[Foreach, str], list[Any]] = {}
-    for parameter, gradient in _gradients(optimizer):
-        where = framework_of(parameter).foreach, kind_of(gradient)[1]
-        by_device.setdefault(where, []).append(gradient)
-    flags = [(each[0], each[0].unscale_(some, factor)) for each, some in by_device.items()]
-    return not any(any(foreach.tolist(flag)) for foreach, flag in flags)
+    found = [*_gradients(optimizer)]
+    if not found:
+        return True
+    foreach, by_device = framework_of(found[0][0]).foreach, dict[str, list[Any]]()
+    for _, gradient in found:
+        by_device.setdefault(kind_of(gradient)[1], []).append(gradient)
+    flags = [foreach.unscale_(gradients, factor) for gradients in by_device.values()]
+    return not any(any(foreach.tolist(each)) for each in flags)
