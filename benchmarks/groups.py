@@ -5,7 +5,9 @@
 Measures a group that is reconfigured in place (configure()), a new group, and the groups of a mesh,
 each with its first all_reduce of 8 bytes. The groups are torsh's own, torch's with the backend
 "torsh", and Gloo's. All are made repeatedly by the same processes in one run, in turns; a time is
-the slowest rank's. Ratios are of medians, to Gloo's and to torsh's own new group.
+the slowest rank's. Ratios are of medians, to Gloo's and to torsh's own new group. With torch 2.14
+it also measures torch's own reconfigure functions, on both backends in processes of their own, and
+what many of them leave behind.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
@@ -28,6 +31,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.bars import Check
+from benchmarks.many_groups import descriptors, private_bytes
 from benchmarks.table import MISSING, ratio, render
 
 Times = dict[str, list[float]]
@@ -39,15 +43,22 @@ CONFIGURE, NEW, TORCH_CONFIGURE, TORCH_NEW, GLOO_NEW = (
     "torch new_group",
     "gloo new_group",
 )
+RECONFIGURE, GLOO_RECONFIGURE = "torch _reconfigure", "gloo _reconfigure"
 MESH, TORCH_MESH, GLOO_MESH = "mesh", "torch mesh", "gloo mesh"
 _RATIOS = {
     "to new_group": [(CONFIGURE, NEW), (TORCH_CONFIGURE, TORCH_NEW)],
     "to gloo": [
         *((made, GLOO_NEW) for made in (CONFIGURE, NEW, TORCH_CONFIGURE, TORCH_NEW)),
         *((made, GLOO_MESH) for made in (MESH, TORCH_MESH)),
+        (RECONFIGURE, GLOO_RECONFIGURE),
     ],
 }
 _MESH_BAR = 0.5
+_RECONFIGURE_BARS = 0.003, 0.1
+"""Seconds, and of Gloo's."""
+_LEFT = "descriptors", "KiB of memory"
+_LEFT_BARS = 0.0, 1.0
+"""The most that one of many reconfigurations may leave behind, in the mean of the worst rank."""
 _PATIENCE = 120.0
 
 
@@ -112,12 +123,62 @@ class Rank:
             self._meet.wait()
             tr.destroy_process_group()
 
-    def _begin(self, backend: str) -> None:
+    def reconfigure_torsh(self, rounds: int) -> None:
+        """Call torch's reconfigure functions on a torsh group."""
+        self._reconfigure_all(RECONFIGURE, "torsh", rounds)
+
+    def reconfigure_gloo(self, rounds: int) -> None:
+        """Call torch's reconfigure functions on a group of Gloo."""
+        self._reconfigure_all(GLOO_RECONFIGURE, "gloo", rounds)
+
+    def _reconfigure_all(self, name: str, backend: str, rounds: int) -> None:
+        import torch.distributed as dist
+
+        self._begin(backend, enable_reconfigure=True)
+        group = self._reconfigure(dist.group.WORLD, 0)
+        for turn in range(1, rounds + 1):
+            handles = self._handles(group)
+            self._time(name, partial(self._reconfigure, group, turn, handles))
+        dist.destroy_process_group()
+
+    def reconfigure_often(self, rounds: int) -> None:
+        """Reconfigure a torsh group very often, and note what each time leaves behind."""
+        import torch.distributed as dist
+
+        self._begin("torsh", enable_reconfigure=True)
+        warm_up = rounds // 10 + 1
+        for turn in range(warm_up + rounds):
+            if turn == warm_up:
+                before = descriptors(), private_bytes()
+            first_use(self._reconfigure(dist.group.WORLD, turn))
+        left = descriptors() - before[0], (private_bytes() - before[1]) / 1024
+        self.times = {name: [value / rounds] for name, value in zip(_LEFT, left, strict=True)}
+        self._meet.wait()
+        dist.destroy_process_group()
+
+    def _handles(self, group: Any) -> list[str]:
+        """Return all ranks' handles, in their order."""
+        import torch.distributed as dist
+
+        self._meet.wait()
+        self._store.set(f"handle/{self._rank}", dist._get_reconfigure_handle(group))
+        self._meet.wait()
+        return [self._store.get(f"handle/{rank}").decode() for rank in range(self._ranks)]
+
+    def _reconfigure(self, group: Any, uuid: int, handles: list[str] | None = None) -> Any:
+        import torch.distributed as dist
+
+        dist._reconfigure(uuid, handles or self._handles(group), group).wait()
+        return group
+
+    def _begin(self, backend: str, **named: Any) -> None:
         import torch.distributed as dist
 
         self._turn += 1
         store = dist.PrefixStore(f"default {self._turn}", self._store)
-        dist.init_process_group(backend, store=store, rank=self._rank, world_size=self._ranks)
+        dist.init_process_group(
+            backend, store=store, rank=self._rank, world_size=self._ranks, **named
+        )
 
     def _configure(self, group: Any, store: Any, turn: int) -> Any:
         group.configure(store, "", (self._rank + turn) % self._ranks, self._ranks, turn)
@@ -232,6 +293,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--mesh", type=int, default=8, help="ranks of the mesh, a power of 2; 0: none"
     )
+    parser.add_argument(
+        "--reconfigure", type=int, default=4, help="ranks that call torch's functions; 0: none"
+    )
+    parser.add_argument(
+        "--often", type=int, default=1000, help="reconfigurations that should leave nothing behind"
+    )
     parser.add_argument("--rounds", type=int, default=20, help="(default %(default)s)")
     parser.add_argument("--bars", action="store_true", help="print pass or fail, and exit with 1")
     parser.add_argument("--json", type=Path, help="write every sample")
@@ -245,16 +312,50 @@ def main(arguments: list[str] | None = None) -> int:
     }
     if given.mesh:
         found.setdefault(given.mesh, {}).update(measure(given.mesh, "make_meshes", rounds))
+    left = _reconfigured(given, rounds, found)
     header = ["ranks", "made", "ms", "quartiles", *_RATIOS]
     rows = [row for ranks, times in found.items() for row in _rows(ranks, times)]
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors\n{render(header, rows)}")
+    for name, (value,) in left.items():
+        print(f"{name} that each of {given.often} reconfigurations leaves behind: {value:.2f}")
     if given.json:
         given.json.write_text(json.dumps(found))
-    return _judge(found[given.mesh]) if given.bars and given.mesh else 0
+    checks = _of_meshes(found[given.mesh]) if given.mesh else []
+    checks += _of_reconfigurations(found[given.reconfigure], left) if left else []
+    if given.bars:
+        print(*checks, sep="\n")
+    return 0 if not given.bars or all(check.passed for check in checks) else 1
 
 
-def _judge(times: Times) -> int:
-    checks = [
+def _reconfigured(given: argparse.Namespace, rounds: int, found: dict[int, Times]) -> Times:
+    """Measure torch's reconfigure functions, if it has them, and return what they leave behind."""
+    import torch.distributed as dist
+
+    if not given.reconfigure:
+        return {}
+    if not hasattr(dist, "_reconfigure"):
+        print(f"this torch, before 2.14, has no functions to measure for {RECONFIGURE}")
+        return {}
+    for scene in ("reconfigure_gloo", "reconfigure_torsh"):  # what Gloo leaves behind slows others
+        times = measure(given.reconfigure, scene, rounds)
+        found.setdefault(given.reconfigure, {}).update(times)
+    often = 50 if given.quick else given.often
+    return measure(given.reconfigure, "reconfigure_often", often)
+
+
+def _of_reconfigurations(times: Times, left: Times) -> list[Check]:
+    ours, gloo = (statistics.median(times[each]) for each in (RECONFIGURE, GLOO_RECONFIGURE))
+    figures = {f"{RECONFIGURE}, s": ours, f"{RECONFIGURE} to {GLOO_RECONFIGURE}": ours / gloo}
+    figures |= {f"{name} each": value for name, (value,) in left.items()}
+    limits = (*_RECONFIGURE_BARS, *_LEFT_BARS)
+    return [
+        Check(what, value, limit, at_most=True)
+        for (what, value), limit in zip(figures.items(), limits, strict=True)
+    ]
+
+
+def _of_meshes(times: Times) -> list[Check]:
+    return [
         Check(
             f"{name} to {GLOO_MESH}",
             statistics.median(times[name]) / statistics.median(times[GLOO_MESH]),
@@ -263,8 +364,6 @@ def _judge(times: Times) -> int:
         )
         for name in (MESH, TORCH_MESH)
     ]
-    print(*checks, sep="\n")
-    return 0 if all(check.passed for check in checks) else 1
 
 
 if __name__ == "__main__":

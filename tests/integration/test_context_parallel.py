@@ -77,6 +77,20 @@ def test_products_of_16_bits_are_as_near_as_those_of_one_process() -> None:
             assert far < 3 * alone, dtype
 
 
+@pytest.mark.torch
+@pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
+def test_is_what_one_process_computes_by_kernels_of_gpus() -> None:
+    from support import gpu_attention
+
+    body = partial(gpu_attention.of_ranks, ranks=2)
+    for each in whole(run_processes(2, body, 60.0)):
+        assert each.pop("half") < 0.03
+        for dtype, (far, alone) in each.pop("rounded").items():
+            assert far < 3 * alone, dtype
+        for name, differences in each.items():
+            assert all(far < 1e-5 for far in differences), name
+
+
 def test_a_rank_has_an_early_and_a_late_chunk() -> None:
     first, second = whole(found("nn", 2)["order"])
     assert first["positions"].tolist() == [0, 1, 8, 9, 10]

@@ -15,6 +15,7 @@ needs_torch = [
     pytest.mark.torch,
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
+only_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
 with_both = pytest.mark.parametrize("framework", ["nn", pytest.param("torch", marks=needs_torch)])
 
 
@@ -113,3 +114,54 @@ def test_tokens_that_are_not_those_that_data_tells_of_are_refused_on_all_ranks()
         assert {name for name, text in said.items() if not text} == {"same"}
         for name, text in expected.items():
             assert text in said[name], name
+
+
+@cache
+def routed_there(ranks: int) -> dict[Any, list[Any]]:
+    bodies: dict[Any, Any] = {
+        name: partial(experts.differences, name, "torch", ranks=ranks) for name in experts.CASES
+    }
+    if ranks == 2:
+        bodies["waits"] = experts.waits
+    if ranks == 4:
+        for dtype in ("float32", "bfloat16"):
+            bodies[dtype] = partial(experts.shared_tokens, "torch", dtype)
+        bodies["unlike"] = partial(experts.unlike_tokens, framework="torch")
+    bodies = {name: partial(experts.there, body) for name, body in bodies.items()}
+    return run_in_one_world(ranks, bodies, 60.0)
+
+
+@pytest.mark.torch
+@only_torch
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", experts.CASES)
+def test_routes_on_the_tokens_device_are_those_of_one_process(name: str, ranks: int) -> None:
+    for differences in whole(routed_there(ranks)[name]):
+        assert max(differences.values()) < 1e-12, differences
+
+
+@pytest.mark.torch
+@only_torch
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_routes_on_the_tokens_device_give_the_bits_of_the_processors(dtype: str) -> None:
+    wanted = whole(with_shared_tokens()["torch", dtype])
+    assert whole(routed_there(4)[dtype]) == wanted
+
+
+@pytest.mark.torch
+@only_torch
+def test_the_processor_waits_once_for_routes_on_the_tokens_device() -> None:
+    for found in whole(routed_there(2)["waits"]):
+        assert (found["exchanged"], found["waited"]) == (0, 1)
+        assert "(4, 7) is not (…, 6)" in found["here"]
+        assert "(3,) is not (…, 6)" in found["all"]
+        assert "without gradients" in found["gradients"]
+
+
+@pytest.mark.torch
+@only_torch
+def test_tokens_that_are_not_those_that_data_tells_of_are_noticed_on_their_device() -> None:
+    for said in whole(routed_there(4)["unlike"]):
+        assert {name for name, text in said.items() if not text} == {"same"}
+        assert "ought to have the same tokens" in said["others later"]
+        assert "ought to have the same tokens" in said["fewer later"]

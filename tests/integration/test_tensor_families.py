@@ -28,6 +28,7 @@ def found(ranks: int) -> dict[Any, list[Any]]:
         bodies |= {"wrong": families.wrong, "dropped": families.dropped}
         bodies["verified"] = families.verified
         bodies |= {"mixed": mixed_features.mixed, "apart": mixed_features.apart}
+        bodies["kinds"] = mixed_features.kinds
         bodies["from outside"] = mixed_features.from_outside
     bodies["strangers"] = families.strangers
     return run_in_one_world(ranks, bodies, 60.0)
@@ -102,6 +103,13 @@ def test_features_that_are_mixed_are_refused_in_the_first_forward_pass() -> None
     for far in whole(found(2)["apart"]):
         assert far.pop("hooks") == 0
         assert not {name: size for name, size in far.items() if not size < 1e-12}
+
+
+def test_a_second_module_that_computes_otherwise_is_watched_too() -> None:
+    for said in whole(found(2)["kinds"]):
+        assert {*said} == {*mixed_features.PAIRS, "training"}
+        for name, each in said.items():
+            assert "features are mixed between" in each, (name, each)
 
 
 def test_a_module_within_a_sum_may_be_called_from_outside() -> None:

@@ -246,31 +246,3 @@ def test_in_gloos_stead(monkeypatch: pytest.MonkeyPatch) -> None:
         pair.accelerated = None
 
     passed(run_ranks(2, body))
-
-
-@pytest.mark.parametrize("stead", [False, True])
-def test_torchs_own_functions_for_this_are_refused_by_name(stead: bool) -> None:
-    import torch.distributed as dist
-
-    if not hasattr(dist.distributed_c10d, "_reconfigure"):
-        pytest.skip("torch before 2.14 has no such functions")
-
-    def body(rank: int) -> None:
-        from torsh_runtime.integrations.torch import patches
-
-        c10d = dist.distributed_c10d
-        assert c10d._supports_reconfigure() is False
-        for call in (c10d._get_reconfigure_handle, lambda: c10d._reconfigure(1, ["a", "b"])):
-            with pytest.raises(tr.ConfigError, match=r"group\.configure\("):
-                call()
-        dist.destroy_process_group()
-        if stead:
-            patches.put_in_gloos_stead()
-        name = "gloo" if stead else "torsh"
-        served = dist.HashStore()
-        with pytest.raises(tr.ConfigError, match="enable_reconfigure=True: leave it out"):
-            dist.init_process_group(
-                name, store=served, rank=rank, world_size=2, enable_reconfigure=True
-            )
-
-    passed(run_ranks(2, body))

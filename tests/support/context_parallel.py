@@ -90,7 +90,7 @@ class Framework:
         if case.softcap is not None:
             scores = (scores * (1 / case.softcap)).tanh() * case.softcap
         weights = scores.exp() * self.tensor(mask.astype(float))
-        total = weights.sum(-1)[..., None] + self.tensor(1e-100 * np.ones(1))
+        total = weights.sum(-1)[..., None] + self.tensor(1e-30 * np.ones(1))
         for each in sinks:
             total = total + each.exp()[:, None, None]
         return (weights / total) @ value
@@ -150,9 +150,12 @@ def run(case: Case, kind: Framework, ranks: int, attention: Any, axis: Any) -> l
     return [np.array(whole.detach()), *gradients]
 
 
-def differences(name: str, method: Any, framework: str, rank: int, ranks: int) -> list[float]:
+def differences(
+    name: str, method: Any, framework: str | Framework, rank: int, ranks: int
+) -> list[float]:
     """How far result and gradients are from those of one process."""
-    case, kind = CASES[name], Framework(framework)
+    case = CASES[name]
+    kind = Framework(framework) if isinstance(framework, str) else framework
 
     def parallel(*tensors: Any) -> Any:
         return tr.context_attention(

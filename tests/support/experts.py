@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,6 +15,7 @@ from support.tensor_parallel import kit, plain
 
 import torsh_runtime as tr
 from torsh_runtime import nn
+from torsh_runtime.parallel.dispatch import sending
 from torsh_runtime.parallel.layouts import cut, layouts_of
 
 Array = NDArray[Any]
@@ -300,7 +302,7 @@ def no_tokens(rank: int) -> tuple[int, ...]:
     return shape
 
 
-def unlike_tokens(rank: int) -> dict[str, str]:
+def unlike_tokens(rank: int, framework: str = "nn") -> dict[str, str]:
     """What is said to four ranks whose tokens are not the same or others as `data` says; "" where
     nothing is."""
     mesh = tr.init_device_mesh({"dp": 1, "tp": 4}).view({"ep": 4}, over=("dp", "tp"))
@@ -308,12 +310,13 @@ def unlike_tokens(rank: int) -> dict[str, str]:
     same, other = (random.normal(size=(9, 6)).astype(np.float32) for _ in range(2))
 
     def run(data: Any, *inputs: Array, is_cut: bool = False) -> None:
-        nn.manual_seed(3)
-        layer = tr.MixtureOfExperts(6, 8, 5, mesh=mesh["ep"], data=data, framework="nn")
+        kind = Framework(framework)
+        kind.seed()
+        layer = tr.MixtureOfExperts(6, 8, 5, mesh=mesh["ep"], data=data, framework=framework)
         if is_cut:
             layer.note_parts(mesh.get_group("tp"))
         for each in inputs:
-            layer(nn.Tensor(each))
+            layer(kind.tensor(each))
 
     own = other if rank == 2 else same
     return refused_of(
@@ -326,3 +329,42 @@ def unlike_tokens(rank: int) -> dict[str, str]:
             "same, and counted for each": lambda: run(mesh["dp", "tp"], same, is_cut=True),
         }
     )
+
+
+def there(body: Any, rank: int) -> Any:
+    """What a body gives where torch's tokens are routed on their device, which is the CPU."""
+    with mock.patch.object(sending, "_BY_PROCESSOR", ()):
+        return body(rank)
+
+
+def waits(rank: int) -> dict[str, Any]:
+    """What two ranks exchange through the processors in the second pass over tokens that are routed
+    on their device, how often they wait for it, and what is said to them when later one rank's
+    tokens, or all ranks', have another size."""
+    import torch
+
+    from torsh_runtime.parallel.dispatch import device
+
+    torch.manual_seed(3)
+    array = device.OnHost.array
+    layer = tr.MixtureOfExperts(6, 8, 5, framework="torch")
+    tokens, group = torch.ones(4, 6), layer.ranks.experts
+    layer(tokens)
+    found: dict[str, Any] = {}
+    with (
+        mock.patch.object(type(group), "all_gather_numbers") as exchanged,
+        mock.patch.object(device.OnHost, "array", autospec=True, side_effect=array) as waited,
+    ):
+        layer(tokens)[0].sum().backward()
+        found["exchanged"], found["waited"] = exchanged.call_count, waited.call_count
+
+    def without_gradients_on_rank_1() -> None:
+        with torch.set_grad_enabled(rank == 0):
+            layer(tokens)
+
+    wrong = {
+        "here": partial(layer, torch.ones(4, 6 + rank)),
+        "all": partial(layer, torch.ones(3)),
+        "gradients": without_gradients_on_rank_1,
+    }
+    return found | refused_of(wrong)

@@ -9,8 +9,10 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from support import model_parallel, pipeline_training
@@ -21,6 +23,7 @@ from support.suite import CASES, reducing
 from support.tensor_parallel import kit
 
 import torsh_runtime as tr
+from torsh_runtime.parallel.dispatch import products
 
 BOTH = "cpu:native,cuda:nccl"
 PATIENCE = 120.0
@@ -268,3 +271,148 @@ def torch_distributed(gpu: int) -> dict[str, Any]:
     }
     dist.destroy_process_group()
     return found
+
+
+def shard(gpu: int, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Of a sharded model its losses, those of one process, where its parts are, and memory."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    device, width, ranks = f"cuda:{gpu}", 1024, tr.get_world_size()
+
+    def made(where: str) -> Any:
+        torch.manual_seed(0)
+        with torch.device(where):
+            return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6)))
+
+    def trained(model: Any, batches: Any) -> list[float]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        found = []
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return [float(each) for each in found]
+
+    wrapped = dict(options, auto_wrap_policy=tr.ModuleTypeBasedAutoWrap((torch.nn.Linear,)))
+    is_meta = wrapped.pop("meta", False)
+    model: Any = tr.FullyShardedDataParallel(made("meta" if is_meta else device), **wrapped)
+    if is_meta:
+        model.load_state_dict(made(device).state_dict())
+    generator = torch.Generator(device).manual_seed(1)
+    shape = steps, ranks, 64, width
+    batches = torch.randn(*shape, device=device, generator=generator)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    own = trained(model, batches[:, tr.get_rank()])
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    losses = [torch.tensor(own) for _ in range(ranks)]
+    tr.all_gather(losses, torch.tensor(own))
+    found = {
+        "losses": torch.stack(losses).mean(0).tolist(),
+        "alone": trained(made(device), batches.flatten(1, 2)),
+        "devices": sorted({each.device.type for each in model.parameters()}),
+        "peak": peak,
+        "unit": 4 * width * width,
+    }
+    tr.destroy_process_group()
+    return found
+
+
+def attend(gpu: int) -> dict[str, tuple[float, float]]:
+    """How far attention over parts of sequences on a GPU is from what float64 gives of the same
+    numbers on it, result and gradients on average, beside how far scaled_dot_product_attention is;
+    by dtype, heads of keys, size of heads and window."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    attend, axis = torch.nn.functional.scaled_dot_product_attention, tr.group.WORLD
+
+    def computed(attention: Any, tensors: Any) -> list[Any]:
+        *operands, gradient = tensors
+        leaves = [each.detach().requires_grad_() for each in operands]
+        result = attention(*leaves)
+        result.backward(gradient)
+        return [result.detach(), *(each.grad for each in leaves)]
+
+    def far(found: list[Any], exact: list[Any]) -> float:
+        pairs = zip(found, exact, strict=True)
+        return max(float((a.double() - b).abs().mean() / b.abs().mean()) for a, b in pairs)
+
+    found, order = {}, torch.arange(1030, device=f"cuda:{gpu}")
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for kv_heads, size, window in ((8, 64, None), (2, 128, None), (8, 20, None), (2, 64, 100)):
+            torch.manual_seed(0)
+            shapes = [(2, heads, 1030, size) for heads in (8, kv_heads, kv_heads, 8)]
+            given = [torch.randn(each, device=order.device).to(dtype) for each in shapes]
+            distance = order[:, None] - order
+            mask = (distance >= 0) & (distance < (window or 1030))
+            one = partial(attend, attn_mask=mask, enable_gqa=True)
+            exact = computed(one, [each.double() for each in given])
+            own = [tr.context_shard(each, axis, 2) for each in given]
+            parts = computed(partial(tr.context_attention, axis=axis, window=window), own)
+            wholes = [tr.context_gather(each, axis, dim=2) for each in parts]
+            found[f"{dtype}, {kv_heads}, {size}, {window}"] = (
+                far(wholes, exact),
+                far(computed(one, given), exact),
+            )
+    tr.destroy_process_group()
+    return found
+
+
+def attend_in_little_memory(gpu: int) -> tuple[int, int]:
+    """The most bytes that attention to 8,192 tokens takes on a GPU, forward and backward, and how
+    many all scores in float32 would take."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    shape = (1, 8, 8192, 64)
+    leaves = [
+        torch.randn(shape, device=f"cuda:{gpu}", dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    ]
+    torch.cuda.reset_peak_memory_stats(gpu)
+    before = torch.cuda.memory_allocated(gpu)
+    tr.context_attention(*leaves, tr.group.WORLD).sum().backward()
+    most = torch.cuda.max_memory_allocated(gpu) - before
+    tr.destroy_process_group()
+    return most, 4 * 8 * 8192 * 8192
+
+
+def route_without_waiting(gpu: int) -> tuple[float, list[float]]:
+    """How far a layer of experts on GPUs is from the same on the processors, in float64; its first
+    pass and then one in which torch raises an error where the processor waits for a stream. And
+    how far grouped products in bfloat16 are from one expert after the other, by mean."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+
+    def made(device: str, dtype: Any) -> Any:
+        torch.manual_seed(3)
+        layer = tr.MixtureOfExperts(64, 128, 8, framework="torch", dtype=dtype).to(device)
+        return layer, torch.randn(50, 64, dtype=dtype).to(device).requires_grad_()
+
+    def computed(layer: Any, tokens: Any) -> list[Any]:
+        tokens.grad = layer.up.grad = None
+        result, balance = layer(tokens)
+        (result.sum() + balance).backward()
+        return [result.detach(), tokens.grad, layer.up.grad]
+
+    def far(found: list[Any], wanted: list[Any]) -> list[float]:
+        pairs = zip(found, wanted, strict=True)
+        return [float((a.cpu() - b.cpu()).abs().mean() / b.abs().mean()) for a, b in pairs]
+
+    there, here = (made(device, torch.float64) for device in (f"cuda:{gpu}", "cpu"))
+    apart = far(computed(*there), computed(*here))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = computed(*there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    apart += far(again, computed(*here))
+    small = made(f"cuda:{gpu}", torch.bfloat16)
+    grouped = computed(*small)
+    with mock.patch.object(products, "has_grouped_product", return_value=False):
+        rounded = far(grouped, computed(*small))
+    tr.destroy_process_group()
+    return max(apart), rounded

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,6 +91,44 @@ def mixed(rank: int) -> dict[str, str]:
         layer.mlp.act_fn = nn.Softmax(-1)
     tr.parallelize(llama, None, DECODER)
     found["llama"] = raised(lambda: llama(input_ids=torch.arange(8)[None]))
+    return found
+
+
+class Switched(nn.Module):
+    """Mixes features if it is told to, or in training only."""
+
+    def __init__(self, mixes: bool | None) -> None:
+        super().__init__()
+        self.up, self.down, self.mixes = nn.Linear(WIDTH, INNER), nn.Linear(INNER, WIDTH), mixes
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixes = self.training if self.mixes is None else self.mixes
+        hidden = self.up(x)
+        found: Tensor = self.down(hidden.softmax(-1) if mixes else hidden.relu())
+        return found
+
+
+PAIRS: dict[str, Callable[[], list[Any]]] = {
+    "bools": lambda: [Switched(False), Switched(True)],
+    "partials": lambda: [Hidden(partial(torch.softmax, dim=each)) for each in (0, -1)],
+    "functions of partials": lambda: [
+        Hidden(partial(each)) for each in (functional.relu, MIXING["softmax"])
+    ],
+    "numbers": lambda: [Hidden(nn.Softmax(each)) for each in (0, -1)],
+}
+
+
+def kinds(rank: int) -> dict[str, str]:
+    """What is said where only the second module of a class mixes features, or the first one in
+    training after evaluation."""
+    found = {}
+    for name, modules in PAIRS.items():
+        model = nn.Sequential(*modules()).double()
+        tr.parallelize(model, None, {f"*.{key}": each for key, each in PLAN.items()})
+        found[name] = raised(lambda each=model: each(_inputs()))
+    model = tr.parallelize(Switched(None).double(), None, PLAN).eval()
+    model(_inputs())
+    found["training"] = raised(lambda each=model: each.train()(_inputs()))
     return found
 
 

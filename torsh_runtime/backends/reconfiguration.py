@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
-from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.base import Backend, BackendType, Facts
 from torsh_runtime.backends.operation import Op, Operations
+from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.errors import (
     CommAborted,
     CommTimeout,
@@ -40,9 +41,10 @@ T = TypeVar("T", bound=Configured)
 
 
 class Attempt:
-    """Represents a single call of configure()."""
+    """Represents a single call of configure(), or of another function that does the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, call: str) -> None:
+        self.call = call
         self.thread = threading.get_ident()
         self._ended_by = ""
 
@@ -54,8 +56,8 @@ class Attempt:
         """Raise CommAborted if this call is to give up."""
         if self._ended_by:
             raise CommAborted(
-                f"configure() was given up: {self._ended_by} in another thread. The group is what "
-                f"that has made of it."
+                f"{self.call}() was given up: {self._ended_by} in another thread. The group is "
+                f"what that has made of it."
             )
 
 
@@ -79,6 +81,7 @@ class Reconfiguration:
         connect: Callable[[Attempt, float], T],
         adopt: Callable[[T], None],
         timeout: float,
+        call: str = "configure",
     ) -> None:
         """Leave the `current` backend and what belongs to it, `connect` (given the seconds that are
         left) and `adopt` what that has made.
@@ -87,12 +90,12 @@ class Reconfiguration:
         they need this one, with PeerLost. Until the new one is there, and after a failure, the
         group has a backend that refuses every operation.
         Raises what connecting raises, CommAborted if the call was given up, and CommTimeout if
-        another thread's call did not end within `timeout` seconds.
+        another thread's call did not end within `timeout` seconds. `call` is its name, for errors.
         """
         deadline = time.monotonic() + timeout
-        with self._turn(timeout) as turn:
+        with self._turn(timeout, call) as turn:
             old = current()
-            put(_refusing(old, "is being configured: wait until configure() has returned"))
+            put(refusing(old, f"is being configured: wait until {call}() has returned"))
             try:
                 self._seen.become("leaving", f"a group of {old.world_size} ranks")
                 old.close()  # and not abort(): peers may still be about to end the last operation
@@ -104,7 +107,7 @@ class Reconfiguration:
             except BaseException as error:
                 told = _as_configure(error, timeout)
                 self._seen.become("failed", _cause(told))
-                put(_refusing(old, f"is not configured: {_cause(told)}. Call configure() again"))
+                put(refusing(old, f"is not configured: {_cause(told)}. Call {call}() again"))
                 raise told from error.__cause__
 
     def give_up(self) -> None:
@@ -125,20 +128,20 @@ class Reconfiguration:
             raise
 
     @contextmanager
-    def _turn(self, timeout: float) -> Iterator[Attempt]:
-        turn = Attempt()
+    def _turn(self, timeout: float, call: str) -> Iterator[Attempt]:
+        turn = Attempt(call)
         with self._guard:
             if self._latest is not None:
                 if self._latest.thread == turn.thread:
                     raise CommAborted(
-                        "configure() was called while it had been interrupted itself, by a signal "
-                        "handler for one; set a flag in the handler instead"
+                        f"{call}() was called while it had been interrupted itself, by a signal "
+                        f"handler for one; set a flag in the handler instead"
                     )
-                self._latest.end("configure() was called")
+                self._latest.end(f"{call}() was called")
             self._latest = turn
         try:
             if not self._under_way.acquire(timeout=timeout):
-                raise CommTimeout("configure", 0, timeout, (), _NOT_ENDED)
+                raise CommTimeout(call, 0, timeout, (), _NOT_ENDED)
             try:
                 turn.check()
                 yield turn
@@ -153,10 +156,17 @@ class Reconfiguration:
 _NOT_ENDED = ", for an earlier call of another thread has not ended; call it again"
 
 
-class AttemptStore:
-    """A store whose waits end when the configure() that they are for is given up."""
+class Checked(Protocol):
+    """Tells whether a call is to give up."""
 
-    def __init__(self, store: Any, turn: Attempt) -> None:
+    def check(self) -> None:
+        """Raise an error if it is."""
+
+
+class AttemptStore:
+    """A store whose waits end when the call that they are for is to give up."""
+
+    def __init__(self, store: Any, turn: Checked) -> None:
         """Wrap `store`, a StoreClient or what the native backend accepts in place of it."""
         self._store = store
         self._turn = turn
@@ -166,7 +176,7 @@ class AttemptStore:
         return type(self)(self._store.scoped(prefix), self._turn)
 
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
-        """Wait as the store does; also raise CommAborted if this configure() was given up."""
+        """Wait as the store does; also raise the error for which this call is to give up."""
         deadline = time.monotonic() + timeout
         while True:
             self._turn.check()
@@ -201,11 +211,37 @@ class Refusing(Operations):
     def close(self) -> None:
         """Do nothing: there is no group to leave."""
 
+    def note_title(self, title: str) -> None:
+        """Do nothing: no operation will be recorded."""
+
     def subgroup(self, *_: object) -> None:
         """Return None: further groups rendezvous over the store."""
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._error()
+
+
+class Unmet(Refusing):
+    """Holds the place of the backend in a worker that replaces a lost one, until it has joined."""
+
+    facts = Facts(is_in_node=True)
+    job_ranks = ()
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        """Take this rank's place in a group that is going to be connected by configure()."""
+        place = SingleBackend(BackendType.NATIVE)
+        super().__init__(place, partial(ConfigError, _NOT_JOINED.format(rank)))
+        self.rank, self.world_size = rank, world_size
+
+    def note_title(self, title: str) -> None:
+        """Do nothing: there is no recording of a group that is not connected."""
+
+
+_NOT_JOINED = (
+    "rank {0} takes the place of a worker that was lost, and can communicate only after "
+    "tr.elastic.join(), which gives it the others' state: call join() before the first collective "
+    "of your own, or make that collective depend on nothing that only the first start does"
+)
 
 
 def check_plan(rank: int, world_size: int) -> None:
@@ -227,7 +263,8 @@ def check_first(turns: int, rank: int, quorum: str) -> None:
         )
 
 
-def _refusing(last: Backend, words: str) -> Any:
+def refusing(last: Any, words: str) -> Any:
+    """Return what takes the place of the backend `last`, and says in `words` what the group is."""
     return Refusing(last, partial(CommAborted, f"the process group {words}."))
 
 

@@ -157,6 +157,14 @@ class Splitting(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def is_splitting() -> bool:
+    """Return whether the weight gradients of what is called now are left for later."""
+    modes: Any = torch.overrides._get_current_function_mode_stack
+    if not _C._len_torch_function_stack():
+        return False
+    return any(isinstance(mode, Splitting) for mode in modes()) and not _is_left_alone()
+
+
 def _is_left_alone() -> bool:
     """Return whether torch's own operations have to be used.
 

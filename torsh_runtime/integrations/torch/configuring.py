@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -24,11 +24,6 @@ from torsh_runtime.integrations.torch.store import TorchStore
 from torsh_runtime.monitoring.calls import own_calls
 
 c10d: Any = _distributed_c10d
-NO_RECONFIGURE = (
-    "torsh groups do not support torch's reconfigure functions, nor enable_reconfigure=True: leave "
-    "it out, and give the group other members by "
-    "group.configure(store, '', rank, world_size, quorum_id)"
-)
 
 
 class Configurable:
@@ -87,28 +82,27 @@ class Configurable:
         until it is configured again. Raises ConfigError for a quorum_id that was used before. Any
         thread may call it, also in a callback, but not a signal handler.
         """
+        self._check_configurable()
         check_plan(rank, world_size)
         _check_members(global_ranks, world_size)
         limit = self._timeout if timeout is None else timeout.total_seconds()
-        plan = _Plan(store_addr, rank, world_size, quorum_id, global_ranks)
+        plan = Plan(store_addr, rank, world_size, quorum_id, global_ranks)
+        self._change(lambda turn, left: _configured(plan, turn, left), limit, "configure")
+
+    def _change(self, connect: Connect, limit: float, call: str) -> None:
+        """Replace the backend by the one that `connect` makes."""
         self._configuring.change(
             lambda: self._own,
             self._put,
             self._count_anew,
-            lambda turn, left: _configured(plan, turn, left),
+            connect,
             lambda made: made.give(self),
             limit,
+            call,
         )
 
-    supports_reconfigure = False
-
-    def get_reconfigure_handle(self) -> str:
-        """Raise ConfigError: torch's own reconfiguration, from 2.14 on, is not supported."""
-        raise ConfigError(NO_RECONFIGURE)
-
-    def reconfigure(self, opts: object) -> Any:
-        """Raise ConfigError, like get_reconfigure_handle()."""
-        raise ConfigError(NO_RECONFIGURE)
+    def _check_configurable(self) -> None:
+        """Raise NotImplementedError if the group cannot be given other members."""
 
     def _count_anew(self) -> None:
         self._collectives = self._splits = 0
@@ -141,7 +135,7 @@ class Configurable:
         self._torsh.close()
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """Describes the group that configure() is to create."""
 
     store: Any
@@ -152,12 +146,12 @@ class _Plan(NamedTuple):
     global_ranks: Sequence[int] | None
 
 
-class _Configured(NamedTuple):
+class Configured(NamedTuple):
     """Holds the result of configure()."""
 
     backend: Backend
     store: Any
-    plan: _Plan
+    plan: Plan
 
     def leave(self) -> None:
         """Do nothing: torch's stores end with the objects that hold them."""
@@ -180,13 +174,19 @@ class _Configured(NamedTuple):
         return {dist.get_rank(): self.plan.rank}
 
 
+Connect = Callable[[Attempt, float], Any]
+"""A function that connects to the other members within so many seconds. What it returns has the
+members of Configured.
+"""
+
+
 def _check_members(ranks: Sequence[int] | None, world_size: int) -> None:
     """Raise ConfigError if ranks are given that are not distinct, or not `world_size` in number."""
     if ranks is not None and (len(ranks) != world_size or len({*ranks}) != world_size):
         raise ConfigError(f"global_ranks is {ranks}; it must be {world_size} distinct ranks")
 
 
-def _configured(plan: _Plan, turn: Attempt, timeout: float) -> _Configured:
+def _configured(plan: Plan, turn: Attempt, timeout: float) -> Configured:
     """Carry out configure(), and return its result."""
     deadline = time.monotonic() + timeout
     quorum = "" if plan.quorum_id is None else str(plan.quorum_id)
@@ -196,7 +196,7 @@ def _configured(plan: _Plan, turn: Attempt, timeout: float) -> _Configured:
     waiting = AttemptStore(store, turn)
     left = max(deadline - time.monotonic(), 0.001)
     name = f"configured/{quorum}"
-    return _Configured(meet(waiting, plan.rank, plan.world_size, left, name), given, plan)
+    return Configured(meet(waiting, plan.rank, plan.world_size, left, name), given, plan)
 
 
 def _reached(store: Any, timeout: float) -> Any:

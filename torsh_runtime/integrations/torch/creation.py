@@ -20,9 +20,10 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch import functional
 from torsh_runtime.integrations.torch.accelerate import check_accelerate
 from torsh_runtime.integrations.torch.allocator import tune_allocator
-from torsh_runtime.integrations.torch.configuring import NO_RECONFIGURE, meet
+from torsh_runtime.integrations.torch.configuring import meet
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
 from torsh_runtime.integrations.torch.marking import mark_optimizers
+from torsh_runtime.integrations.torch.reconfiguring import unconnected
 from torsh_runtime.integrations.torch.store import FreshKeys
 from torsh_runtime.monitoring.notes import DEFAULT
 from torsh_runtime.status import own_page
@@ -42,11 +43,10 @@ def create(
     parent: the group that contains the ranks of global_ranks_in_group; None: the default group.
 
     Raises CommTimeout naming the ranks that did not connect within the group's timeout, StoreError
-    if torch's store fails, BackendUnavailable, TypeError for backend options, ConfigError for
-    enable_reconfigure, which torch has from 2.14 on, and where check_accelerate() does.
+    if torch's store fails, BackendUnavailable, TypeError for backend options, and ConfigError where
+    check_accelerate() does. With enable_reconfigure, which torch has from 2.14 on, no rank connects
+    before reconfigure() is called.
     """
-    if getattr(given, "enable_reconfigure", False):
-        raise ConfigError(NO_RECONFIGURE)
     if not given.global_ranks_in_group:  # the default group
         check_accelerate(given.group_size)
     if options is not None:
@@ -104,6 +104,9 @@ def _default() -> object:
 
 
 def _connect(given: Any, seconds: float, parent: object) -> Backend:
+    if getattr(given, "enable_reconfigure", False):
+        made: Backend = unconnected(given.group_rank, given.group_size)
+        return made
     if given.group_size == 1:
         return SingleBackend()
     deadline = time.monotonic() + seconds
@@ -111,9 +114,9 @@ def _connect(given: Any, seconds: float, parent: object) -> Backend:
     ranks = list(given.global_ranks_in_group)
     try:
         if ranks and isinstance(parent, TorshProcessGroup):
-            made = parent.subgroup(store, given.group_id, ranks, seconds)
-            if made is not None:
-                return made
+            shared = parent.subgroup(store, given.group_id, ranks, seconds)
+            if shared is not None:
+                return shared
         left = max(deadline - time.monotonic(), 0.001)
         return meet(store, given.group_rank, given.group_size, left, given.group_id, not ranks)
     except BaseException:

@@ -15,9 +15,9 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError
 from torsh_runtime.integrations.torch import NAME, sparse
 from torsh_runtime.integrations.torch.compiling import not_compiled
-from torsh_runtime.integrations.torch.configuring import Configurable
 from torsh_runtime.integrations.torch.observing import shown
 from torsh_runtime.integrations.torch.options import asynchronous, reduction, seconds, spellings
+from torsh_runtime.integrations.torch.reconfiguring import Reconfigurable
 from torsh_runtime.integrations.torch.tensors import movable, only
 from torsh_runtime.integrations.torch.work import DONE, TorshWork, in_backward
 
@@ -28,7 +28,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 @not_compiled
-class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
+class TorshProcessGroup(Reconfigurable, c10d.ProcessGroup):  # type: ignore[misc]
     """Implements torch's ProcessGroup over a Backend. Ranks are the group's own.
 
     Operations take their arguments in all the ways that torch's own do. If the options say
@@ -48,7 +48,7 @@ class TorshProcessGroup(Configurable, c10d.ProcessGroup):  # type: ignore[misc]
             time are complete when their calls return, as the pass needs the processors.
         """
         c10d.ProcessGroup.__init__(self, backend.rank, backend.world_size)
-        Configurable.__init__(self, store, backend, timeout)
+        Reconfigurable.__init__(self, store, backend, timeout)
         self._overlap_backward = overlap_backward
         self._name = self._desc = ""
         self._collectives = self._splits = 0

@@ -80,6 +80,10 @@ def put_in_gloos_stead() -> None:
         if devices.get("cpu") != "gloo":
             return theirs(size, rank, ranks, backend, *given, **named)
         others = [f"{device}:{name}" for device, name in devices.items() if name != "gloo"]
+        if others and named.get("enable_reconfigure"):
+            from torsh_runtime.errors import ConfigError
+
+            raise ConfigError(_SEVERAL)
         made, store = theirs(size, rank, ranks, ",".join(others) or _STAND_IN, *given, **named)
         if store is None:
             return made, store  # this rank is not in the group
@@ -92,6 +96,10 @@ def put_in_gloos_stead() -> None:
     replace("_new_process_group_helper", helper)
 
 
+_SEVERAL = (
+    "enable_reconfigure=True is for groups with one backend, as torch's own functions are: ask for "
+    "'gloo' or 'torsh', and make another group for the tensors on accelerators"
+)
 _STAND_IN = "torsh_as_gloo"
 """The name in torch's list of backends that creates such groups. No group reports it."""
 
@@ -109,8 +117,6 @@ def _with_cpus(made: Any, store: Any, ranks: Sequence[int], named: Mapping[str, 
     """
     given = c10d._DistributedBackendOptions()
     given.store, given.timeout = c10d.PrefixStore("cpu/", store), named["timeout"]
-    if named.get("enable_reconfigure"):
-        given.enable_reconfigure = True
     given.group_rank, given.group_size = made.rank(), made.size()
     given.group_id, given.global_ranks_in_group = made.group_name, ranks
     group = _make(given, None)

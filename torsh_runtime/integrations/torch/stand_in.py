@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from torsh_runtime.errors import CommTimeout
 from torsh_runtime.integrations.torch.compiling import not_compiled
+from torsh_runtime.integrations.torch.configuring import Connect
 from torsh_runtime.integrations.torch.creation import create
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
 
@@ -79,17 +80,21 @@ class StandIn(TorshProcessGroup):
                 ours.accelerated = theirs
         return ours
 
-    def configure(self, *given: Any, **named: Any) -> None:
-        """Configure the torsh group; gloo's part for accelerators is made again at its next use.
+    @property
+    def supports_reconfigure(self) -> bool:  # type: ignore[override]
+        """Return whether torch has made no part for accelerators."""
+        return self.accelerated is None
 
-        Raises NotImplementedError if torch has made a part for accelerators.
-        """
+    def _check_configurable(self) -> None:
         if self.accelerated is not None:
             raise NotImplementedError(
-                "configure() is for groups of CPU tensors, and this one has a part for "
-                "accelerators: make a group of backend 'torsh' for the tensors on CPUs"
+                "configure() and reconfigure() are for groups of CPU tensors, and this one has a "
+                "part for accelerators: make a group of backend 'torsh' for the tensors on CPUs"
             )
-        super().configure(*given, **named)
+
+    def _change(self, connect: Connect, limit: float, call: str) -> None:
+        """Configure the torsh group; gloo's part for accelerators is made again at its next use."""
+        super()._change(connect, limit, call)
         staged, self._staged = self._staged, None
         if staged is not None:
             staged.shutdown()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
@@ -17,6 +19,8 @@ T = TypeVar("T")
 c10d: Any = _distributed_c10d
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two checks for keys; each pause is twice as long as the one before."""
+_LEAST = 0.01
+"""Seconds in which a store that works answers."""
 
 
 class TorchStore:
@@ -52,6 +56,11 @@ class TorchStore:
         """Add to a counter atomically, and return the new value. An absent one counts as 0."""
         return self._call(f"add({key!r})", lambda: int(self._store.add(key, amount)))
 
+    def claim(self, key: str, value: str) -> str:
+        """Write the key unless it exists, atomically, and return the value that it has then."""
+        found = self._call(f"claim({key!r})", lambda: self._store.compare_set(key, "", value))
+        return bytes(found).decode(errors="replace")
+
     def wait(self, keys: Sequence[str], timeout: float) -> Mapping[str, Entry]:
         """Wait until all the keys exist, and return their entries.
 
@@ -85,6 +94,45 @@ class TorchStore:
                 f"{what} at torch's store failed: {error}. The process that serves it, rank 0 as "
                 f"a rule, has ended or cannot be reached; look at its output."
             ) from None
+
+
+class TimedStore(TorchStore):
+    """Ends calls at a deadline, for which torch's client would wait for ever.
+
+    It does so if the process that serves the store is stopped, or its machine is cut off.
+    """
+
+    def __init__(self, store: Any, deadline: float) -> None:
+        """Wrap a torch Store. `deadline` is of time.monotonic(), for all calls together."""
+        super().__init__(store)
+        self._deadline = deadline
+
+    def scoped(self, prefix: str) -> TimedStore:
+        """Return this store seen through a prefix, with the same deadline."""
+        return TimedStore(c10d.PrefixStore(prefix, self._store), self._deadline)
+
+    def _call(self, what: str, request: Callable[[], T]) -> T:
+        return super()._call(what, lambda: _until(request, self._deadline))
+
+
+def _until(request: Callable[[], T], deadline: float) -> T:
+    """Return the result of the request. Raises RuntimeError if there is none at the deadline.
+
+    The request runs on a thread, which then goes on until the store answers.
+    """
+    over: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            over.set_result(request())
+        except BaseException as error:
+            over.set_exception(error)
+
+    threading.Thread(target=run, name="torsh-store", daemon=True).start()
+    try:
+        return over.result(max(deadline - time.monotonic(), _LEAST))
+    except TimeoutError:
+        raise RuntimeError("timeout: there was no answer in time") from None
 
 
 class FreshKeys:

@@ -143,10 +143,10 @@ def _with(alone: Callable[..., Any], more: Sequence[Any], *tensors: Any) -> Any:
 
 def _kernel(query: Any, value: Any, softcap: float | None) -> Kernel[Any]:
     if is_tensor(query) and softcap is None:
-        from torsh_runtime.parallel.context.flash import Flash, is_for
+        from torsh_runtime.parallel.context.flash import kernel_for
 
-        if is_for(query, value):
-            return Columns(Flash(), Flash.in_columns)
+        if found := kernel_for(query, value):
+            return found
     return Columns(Products(softcap), Products.in_columns)
 
 

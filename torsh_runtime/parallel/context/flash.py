@@ -1,4 +1,4 @@
-"""Attention to one block by torch's kernel for CPUs."""
+"""Computes attention to one block by torch's kernel for CPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torsh_runtime.parallel.context.kernels import Kernel, hidden
+from torsh_runtime.parallel.context.kernels import Columns, Kernel, hidden
 from torsh_runtime.parallel.context.sequence import Band
 
 Tensor = torch.Tensor
@@ -15,10 +15,15 @@ _backward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_back
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def is_for(query: Tensor, value: Tensor) -> bool:
-    """Return whether the kernel takes such tensors."""
-    is_on_cpu = query.device.type == "cpu" and query.dtype in _DTYPES
-    return is_on_cpu and query.shape[-1] == value.shape[-1]
+def kernel_for(query: Tensor, value: Tensor) -> Kernel[Any] | None:
+    """Return the fused kernel for such tensors; None if torch has none for them."""
+    if query.device.type != "cpu":
+        from torsh_runtime.parallel.context import gpu_kernels
+
+        return gpu_kernels.kernel_for(query, value)
+    if query.dtype in _DTYPES and query.shape[-1] == value.shape[-1]:
+        return Columns(Flash(), Flash.in_columns)
+    return None
 
 
 class Flash(Kernel[Tensor]):

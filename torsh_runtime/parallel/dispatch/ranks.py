@@ -176,15 +176,20 @@ class Ranks:
             return self.experts.all_gather_numbers(own)
         note = self.copies.ranks[0], len(chosen), zlib.crc32(np.ascontiguousarray(chosen).data)
         told = self.experts.all_gather_numbers(np.array([*own, *note], np.int64))
-        notes = {(*row,) for row in told[:, len(own) :].tolist()}
-        if len(notes) != len({first for first, _, _ in notes}):
+        return self.checked(told, len(own))
+
+    def checked(self, told: Indices, experts: int) -> Indices:
+        """Return the counts of rows for each expert, of what the ranks have told. Raises
+        ConfigError if their notes about the tokens, if there are any, do not fit."""
+        notes = {(*row,) for row in told[:, experts:].tolist()}
+        if self.copies and len(notes) != len({first for first, _, _ in notes}):
             ranks = ", ".join(map(str, self.copies.ranks))
             raise ConfigError(
                 f"MixtureOfExperts: ranks {ranks} ought to have the same tokens, as data= leaves "
                 f"out the axis that they lie along, and here or beside them some have others: "
                 f"{_WITH_PARTS}"
             )
-        return told[:, : len(own)]
+        return told[:, :experts]
 
     def contradiction(self, group: ProcessGroup, is_same: bool | None) -> str:
         """Return what is wrong if the ranks of this group have, or have not, the same tokens, or

@@ -7,10 +7,10 @@ numbered by token and, of one token, by falling score.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,16 +38,48 @@ def capacity(factor: float, assignments: int, experts: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """Assigns a rank's tokens to experts."""
+class Limit:
+    """Limits how many assignments an expert takes."""
 
-    places: Indices
+    before: Any
+    """(experts,): how many it has had when this rank's come."""
+    most: Any
+    """A number, or a tensor of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Says something that the ranks of the experts' axis have to have in common."""
+
+    number: int
+    """0: this rank cannot go on."""
+    differ: Callable[[], object]
+    """Raises an error. All ranks call it if their numbers differ, or if they cannot go on."""
+
+
+class Groups(NamedTuple):
+    """Tells which rows that lie by expert each of this rank's experts has."""
+
+    counts: list[int]
+    ends: Any = None
+    """(own experts,): the row after each expert's last one, in a tensor on the tokens' device in
+    32 bits. None: the tokens are not routed there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Assigns a rank's tokens to experts. Indices are in arrays of numpy, or in tensors where the
+    tokens are."""
+
+    places: Any
     """(tokens, top_k): which row each assignment is among those that are sent, -1 if it is not.
     They lie by expert, and of one expert in their order."""
-    order: Indices
+    order: Any
     """(rows,): the number of each row's assignment."""
-    counts: Indices
+    counts: Any
     """(experts,): how many rows each expert gets."""
+    has_gaps: bool = True
+    """False: all assignments are sent."""
 
     @classmethod
     def of(
@@ -78,26 +110,27 @@ class Exchange:
     """Number of rows that go to each rank."""
     received: list[int]
     """Number of rows that come from each rank; those of one rank are sorted by expert."""
-    order: Indices
+    order: Any
     """(rows that came,): which of them come first if all lie by expert."""
-    counts: list[int]
-    """Number of received rows for each of this rank's experts."""
+    groups: Groups
+    """Received rows for each of this rank's experts."""
 
     @classmethod
-    def of(cls, counts: Indices, cuts: Sequence[int], rank: int) -> Exchange:
+    def of(
+        cls, counts: Indices, cuts: Sequence[int], rank: int, order: Any = None, ends: Any = None
+    ) -> Exchange:
         """Plan the exchange. `counts`: (ranks, experts), what each rank sends. cuts: the first
-        expert of each rank, and the end."""
+        expert of each rank, and the end. order, ends: where the tokens are, if they are routed
+        there."""
         sent = [int(counts[rank, start:end].sum()) for start, end in pairwise(cuts)]
         own = counts[:, cuts[rank] : cuts[rank + 1]]
-        experts = np.repeat(np.tile(np.arange(own.shape[1]), len(own)), own.reshape(-1))
-        return cls(
-            sent,
-            own.sum(axis=1).tolist(),
-            np.argsort(experts, kind="stable"),
-            own.sum(axis=0).tolist(),
-        )
+        if order is None:
+            experts = np.repeat(np.tile(np.arange(own.shape[1]), len(own)), own.reshape(-1))
+            order = np.argsort(experts, kind="stable")
+        groups = Groups(own.sum(axis=0).tolist(), ends)
+        return cls(sent, own.sum(axis=1).tolist(), order, groups)
 
 
-def reverse(order: Indices) -> Indices:
+def reverse(order: Any) -> Any:
     """Return the position of each of the rows that `order` names."""
-    return np.argsort(order)
+    return order.argsort()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torsh_runtime.framework.operations import Operation
 from torsh_runtime.parallel.dispatch.routing import Indices
-from torsh_runtime.parallel.operations import JointOperation, indices
+from torsh_runtime.parallel.operations import JointOperation, indices, is_tensor
 from torsh_runtime.parallel.regions.arrays import Array, empty
 
 
@@ -17,29 +18,47 @@ class Rows(Operation):
     which names for each row those that it has become part of.
     """
 
-    index: Indices
-    inverse: Indices
+    index: Any
+    inverse: Any
+    has_gaps: bool = True
+    """False: no index is -1, which would take long to find out on a device."""
 
     def __call__(self, array: Array) -> Array:
         first, *others = self.index.T
-        total = _taken(array, first)
+        total = self._taken(array, first)
         for column in others:
-            total = total + _taken(array, column)
+            total = total + self._taken(array, column)
         return total
 
     @property
     def adjoint(self) -> Rows:
-        return Rows(self.inverse, self.index)
+        return Rows(self.inverse, self.index, self.has_gaps)
+
+    def _taken(self, array: Array, column: Any) -> Array:
+        if len(array) == 0:
+            found = empty(array, (len(column), *array.shape[1:]))
+            found[...] = 0
+            return found
+        if is_tensor(column):
+            return _taken_there(array, column, self.has_gaps)
+        return _taken(array, column, self.has_gaps)
 
 
-def _taken(array: Array, column: Indices) -> Array:
-    nowhere = column < 0
-    if len(array) == 0:
-        found = empty(array, (len(column), *array.shape[1:]))
-        found[...] = 0
+def _taken_there(array: Any, column: Any, has_gaps: bool) -> Array:
+    """Take rows of a tensor by a tensor on its device, for which the processor does not wait."""
+    found: Array = array.index_select(0, column.clamp(min=0) if has_gaps else column)
+    if not has_gaps:
         return found
+    nowhere: Any = (column < 0).reshape(-1, *[1] * (array.ndim - 1))
+    given: Any = found
+    filled: Array = given.masked_fill_(nowhere, 0)
+    return filled
+
+
+def _taken(array: Array, column: Indices, has_gaps: bool) -> Array:
+    nowhere = column < 0
     found = array[_index(array, column)]
-    if nowhere.any():
+    if has_gaps and nowhere.any():
         found[_index(array, nowhere.nonzero()[0])] = 0
     return found
 
@@ -62,36 +81,6 @@ class Scaled(Operation):
     @property
     def adjoint(self) -> Scaled:
         return Scaled(self.factor, not self.is_gradient)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedLinear(JointOperation):
-    """input (rows, in) @ weight[e]ᵀ (experts, out, in), where `counts[e]` rows in succession are of
-    expert e: to (rows, out).
-    """
-
-    counts: Sequence[int]
-
-    def forward(self, *arrays: Array) -> tuple[Array, Sequence[Array]]:
-        rows, weight = arrays
-        result = empty(rows, (len(rows), weight.shape[1]))
-        for expert, part in self._parts():
-            result[part] = rows[part] @ weight[expert].T
-        return result, arrays
-
-    def backward(self, gradient: Array, *saved: Array) -> tuple[Array | None, ...]:
-        rows, weight = saved
-        for_rows, for_weight = empty(rows, rows.shape), empty(weight, weight.shape)
-        for expert, part in self._parts():
-            for_rows[part] = gradient[part] @ weight[expert]
-            for_weight[expert] = gradient[part].T @ rows[part]
-        return for_rows, for_weight
-
-    def _parts(self) -> Iterator[tuple[int, slice]]:
-        start = 0
-        for expert, count in enumerate(self.counts):
-            yield expert, slice(start, start + count)
-            start += count
 
 
 @dataclass(frozen=True, slots=True)

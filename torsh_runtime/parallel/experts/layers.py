@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, Self, cast
+from zlib import crc32
 
 import numpy as np
 
+from torsh_runtime.arrays.raw import dtype_name
 from torsh_runtime.comm.agreement import Attempt, Value, agree, agree_in_turn
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
@@ -19,11 +21,13 @@ from torsh_runtime.framework.parts import Part
 from torsh_runtime.layout import Shard, TensorLayout
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.agreement import SAME_VALUES, values_told
+from torsh_runtime.parallel.dispatch.products import GroupedLinear
 from torsh_runtime.parallel.dispatch.ranks import Ranks, are_same
 from torsh_runtime.parallel.dispatch.ranks import shared as shared_by
-from torsh_runtime.parallel.dispatch.routing import Indices, capacity, counted, highest
-from torsh_runtime.parallel.dispatch.rows import GroupedLinear, Scaled
-from torsh_runtime.parallel.dispatch.sending import Limit, mixed
+from torsh_runtime.parallel.dispatch.routing import Groups, Remark
+from torsh_runtime.parallel.dispatch.rows import Scaled
+from torsh_runtime.parallel.dispatch.sending import is_routed_there, mixed
+from torsh_runtime.parallel.experts.routes import Routes, routes_for
 from torsh_runtime.parallel.operations import applied, is_recorded, joined
 
 _NAME = "MixtureOfExperts"
@@ -132,7 +136,7 @@ class MixtureOfExperts:
         self.activation, self.gated, self.capacity_factor = activation, gated, capacity_factor
         self.ranks = Ranks.of(mesh, data, sequence)
         self._routes, self.shared = router is not None, shared
-        self._has_compared = False
+        self._has_compared = self._has_agreed = False
         options = f"{embed_dim} to {hidden_dim}, {num_experts} experts, {self.extra_repr()}"
         options += f", router {_kind(router)}, shared {_kind(shared)}"
         parts = 1 if self.ranks.parts is None else self.ranks.parts.world_size
@@ -228,31 +232,32 @@ class MixtureOfExperts:
             (task_loss(outputs) + 0.01 * balance).backward()
             ```
         """
-        self._check(input)
-        tokens = input.reshape(-1, self.embed_dim)
-        self._compare_first(tokens)
-        chosen, weights, scores = self._asked(tokens) if self._routes else self._scored(tokens)
-        everyone = self.ranks.tokens.all_gather_numbers(counted(chosen, self.num_experts))
-        limit = self._limit(everyone)
-        found = mixed(self.ranks, self._cuts, tokens, chosen, weights, self._feed_forward, limit)
+        routes = routes_for(self.port, input, self.num_experts)
+        tokens, remark = self._compared(input)
+        asked = self._asked if self._routes else self._scored
+        chosen, weights, scores = asked(tokens, routes)
+        everyone = routes.everyone(chosen, self.ranks.tokens)
+        limit = None
+        if self.capacity_factor is not None:
+            limit = routes.limit(everyone, self.capacity_factor, self.ranks.tokens.rank)
+        found = mixed(
+            self.ranks, self._cuts, tokens, chosen, weights, self._feed_forward, limit, remark
+        )
         if self.shared is not None:
             found = found + self._called(self.shared, tokens)
-        balance = self.port.as_tensor(np.zeros(()), weights)
-        if scores is not None:
-            balance = self._balance(scores, everyone, chosen.shape[1])
+        balance = self._balance(scores, weights, partial(routes.parts, everyone, chosen.shape[1]))
         return found.reshape(input.shape), balance
 
-    def _scored(self, tokens: Tensor) -> tuple[Indices, Any, Any]:
+    def _scored(self, tokens: Tensor, routes: Routes) -> tuple[Any, Any, Any]:
         """Return the experts of each token, their weights, and scores of all experts."""
         router = shared_by(self.router, self.ranks.parts)
         scores = self.port.functional.softmax(self.port.functional.linear(tokens, router), -1)
-        chosen = highest(self.port.numpy(scores), self.top_k)
-        weights = scores[np.arange(len(chosen))[:, None], chosen]
+        chosen, weights = routes.chosen(scores, self.top_k)
         if self.top_k > 1:
             weights = weights / weights.sum(-1, keepdim=True)
         return chosen, weights, scores
 
-    def _asked(self, tokens: Tensor) -> tuple[Indices, Any, Any]:
+    def _asked(self, tokens: Tensor, routes: Routes) -> tuple[Any, Any, Any]:
         """Return experts, weights and scores of the user's router; scores may be None. Raises
         ConfigError for wrong shapes."""
         router: Any = self.router
@@ -266,18 +271,11 @@ class MixtureOfExperts:
                 f"MixtureOfExperts: the router gave {told} for {rows} tokens: experts and weights "
                 f"are both (tokens, top_k), and scores (tokens, {self.num_experts})"
             )
-        return self._numbers(chosen), weights, scores[0] if scores else None
+        return routes.numbers(chosen, tokens), weights, scores[0] if scores else None
 
-    def _limit(self, everyone: Indices) -> Limit | None:
-        """Return how many assignments experts take at most, or None without a limit."""
-        if self.capacity_factor is None:
-            return None
-        most = capacity(self.capacity_factor, int(everyone.sum()), self.num_experts)
-        return Limit(everyone[: self.ranks.tokens.rank].sum(axis=0), most)
-
-    def _feed_forward(self, rows: Any, counts: list[int]) -> Any:
+    def _feed_forward(self, rows: Any, groups: Groups) -> Any:
         """Return the outputs of this rank's experts for rows that are sorted by expert."""
-        grouped = GroupedLinear(counts)
+        grouped = GroupedLinear(groups)
         hidden = applied(grouped, rows, self.ranks.averaged(self.up))
         activate = getattr(self.port.functional, self.activation)
         if self.gated:
@@ -287,26 +285,36 @@ class MixtureOfExperts:
             hidden = activate(hidden)
         return applied(grouped, hidden, self.ranks.averaged(self.down))
 
-    def _balance(self, scores: Tensor, everyone: Indices, top_k: int) -> Any:
+    def _balance(self, scores: Tensor | None, weights: Any, parts: Callable[[Any], Any]) -> Any:
         """Return experts · Σ (its part of all assignments · the mean of its scores over all
-        tokens), after Fedus et al."""
-        total = max(int(everyone.sum()), 1)
-        parts = self.port.as_tensor(
-            everyone.sum(axis=0) * (self.num_experts * top_k / total**2), scores
-        )
+        tokens), after Fedus et al.; 0 without scores. parts: those of all assignments."""
+        if scores is None:
+            return self.port.tensor(self.port.zeros((), dtype_name(weights), weights))
         group, own = self.ranks.tokens, scores.sum(0)
         if self.ranks.parts is not None:  # who have one loss, which copy() counts for each
             own = regions.applied(own, Scaled(1 / self.ranks.parts.world_size))
-        return (regions.copy(regions.reduce(own, group), group) * parts).sum()
+        return (regions.copy(regions.reduce(own, group), group) * parts(scores)).sum()
 
-    def _check(self, input: Tensor) -> None:
-        """Raise ConfigError on all ranks unless the inputs fit on all."""
-        is_fit = len(input.shape) and input.shape[-1] == self.embed_dim
+    def _compared(self, input: Tensor) -> tuple[Tensor, Remark | None]:
+        """Return the tokens (tokens, embed_dim). Raise ConfigError on all ranks unless the inputs
+        fit on all; or return a remark, with which mixed() finds that out for tokens that are
+        routed on their device."""
+        is_fit = bool(len(input.shape)) and input.shape[-1] == self.embed_dim
         text = f"{input.dtype}, {'with' if is_recorded(input, self.up) else 'without'} gradients"
         if not is_fit:
             text = f"an input of shape {tuple(input.shape)} is not (…, {self.embed_dim})"
         problem = None if is_fit else ConfigError(f"{_NAME}: {text}")
-        agree(self.ranks.experts, "the input of MixtureOfExperts", text, problem)
+        group, remark = self.ranks.experts, None
+        differ = partial(agree, group, "the input of MixtureOfExperts", text, problem)
+        if is_routed_there(input) and self._has_agreed:
+            remark = Remark(crc32(text.encode()) if is_fit else 0, differ)
+        else:
+            differ()
+        self._has_agreed = True
+        given: Any = input  # none go on in place of a wrong one until all ranks know
+        tokens: Tensor = (given if is_fit else given.new_zeros(0)).reshape(-1, self.embed_dim)
+        self._compare_first(tokens)
+        return tokens, remark
 
     def note_parts(self, group: ProcessGroup) -> None:
         """Note for parallelize() that the ranks of `group` have parts of other layers.
@@ -362,11 +370,6 @@ class MixtureOfExperts:
             return module(tokens)
         own = {name: regions.copy(each, parts) for name, each in given.named_parameters()}
         return self.port.functional_call(given, own, (tokens,))
-
-    def _numbers(self, chosen: Any) -> Indices:
-        """Return whole numbers as an array of numpy."""
-        is_tensor = isinstance(chosen, self.port.tensor_type)
-        return np.asarray(self.port.numpy(chosen) if is_tensor else chosen, np.int64)
 
 
 @cache

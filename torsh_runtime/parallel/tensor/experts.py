@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.compiling import leave_alone
 from torsh_runtime.layout import Shard
+from torsh_runtime.parallel.dispatch.routing import Groups
 from torsh_runtime.parallel.dispatch.rows import Beside
-from torsh_runtime.parallel.dispatch.sending import mixed
+from torsh_runtime.parallel.dispatch.sending import is_routed_there, mixed
 from torsh_runtime.parallel.operations import applied
 from torsh_runtime.parallel.tensor.anyone import AnyLayer, argument_names
 from torsh_runtime.parallel.tensor.axis import Axis
@@ -59,7 +59,9 @@ class ExpertsOfAny(AnyLayer):
         tokens, chosen, weights = self._arguments(inputs, named)
         rows = tokens.reshape(-1, tokens.shape[-1])
         chosen, weights = (each.reshape(-1, each.shape[-1]) for each in (chosen, weights))
-        places = chosen.detach().cpu().numpy().astype(np.int64, copy=False)
+        places: Any = chosen.detach().long()
+        if not is_routed_there(rows):
+            places = places.cpu().numpy()
         axis: Any = self.axis
         found = mixed(axis.ranks, self._cuts, rows, places, weights, self._computed)
         return found.to(tokens.dtype).reshape(tokens.shape)
@@ -81,17 +83,25 @@ class ExpertsOfAny(AnyLayer):
             )
         return tokens, chosen, weights
 
-    def _computed(self, rows: Tensor, counts: list[int]) -> Tensor:
+    def _computed(self, rows: Tensor, groups: Groups) -> Tensor:
         """Return the outputs of this rank's experts for rows that are sorted by expert."""
         axis: Any = self.axis
         own = {name: axis.ranks.averaged(each) for name, each in self._parameters.items()}
-        chosen = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        chosen = chosen.to(rows.device)[:, None]
+        chosen = _experts_of(groups).to(rows.device)[:, None]
         this: Any = self
         with replaced({this: own}):
             found = super().forward(rows, chosen, rows.new_ones(chosen.shape))
         joined: Tensor = applied(Beside(), found, rows, *own.values())
         return joined
+
+
+def _experts_of(groups: Groups) -> Tensor:
+    """Return the expert of each row."""
+    if groups.ends is None:
+        return torch.arange(len(groups.counts)).repeat_interleave(torch.tensor(groups.counts))
+    counts, every = groups.ends.diff(prepend=groups.ends.new_zeros(1)), sum(groups.counts)
+    numbers = torch.arange(len(counts), device=counts.device)
+    return numbers.repeat_interleave(counts, output_size=every)
 
 
 def _told(given: Any) -> str:

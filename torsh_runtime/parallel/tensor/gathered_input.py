@@ -11,8 +11,10 @@ from typing import Any
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.keys import own_keys
 from torsh_runtime.framework import Tensor
+from torsh_runtime.framework.operations import Operation
 from torsh_runtime.nn.graph import needs_gradient
 from torsh_runtime.parallel import regions
+from torsh_runtime.parallel.regions.maps import AllGather, Copy
 
 
 class GatheredInput:
@@ -52,9 +54,11 @@ class GatheredInput:
         self._due *= 2
         return True
 
-    def __call__(self, tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Any:
+    def __call__(
+        self, tensor: Tensor, group: ProcessGroup, sequence_dim: int | None, deferred: Any = None
+    ) -> Any:
         """Return what each rank may use in its own way: the tensor, or, with a sequence_dim, all
-        ranks' parts of it along that."""
+        ranks' parts of it along that. deferred: what applies the operation in place of regions."""
         if group.world_size == 1:
             return tensor
         if regions.is_traced():
@@ -62,15 +66,19 @@ class GatheredInput:
 
             given: Any = tensor  # of torch, as graphs are
             return traced.entered(given, group, sequence_dim)
-        return self._let_in(tensor, group, sequence_dim)
+        return self._let_in(tensor, group, sequence_dim, deferred)
 
-    def _let_in(self, tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Any:
+    def _let_in(
+        self, tensor: Tensor, group: ProcessGroup, sequence_dim: int | None, deferred: Any = None
+    ) -> Any:
         state = (sequence_dim, self._state_of(tensor))
         if self._known() is tensor and self._state == state:
             return self._entered
         if tensor is self._whole():
             return tensor
-        if sequence_dim is None:
+        if deferred is not None:
+            entered = deferred.enter(tensor, _operation(tensor, group, sequence_dim))
+        elif sequence_dim is None:
             entered = self._copied(tensor, group)
         else:
             entered = self._gathered(tensor, group, sequence_dim)
@@ -104,6 +112,14 @@ class GatheredInput:
     def _forget(self, known: object) -> None:
         if known is self._known:
             self._entered = None
+
+
+def _operation(tensor: Tensor, group: ProcessGroup, sequence_dim: int | None) -> Operation:
+    """Return what brings a tensor in."""
+    if sequence_dim is None:
+        return Copy(group)
+    dim = sequence_dim % len(tensor.shape)
+    return AllGather(group, dim, (tensor.shape[dim],) * group.world_size)
 
 
 def _nothing() -> None:

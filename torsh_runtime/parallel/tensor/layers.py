@@ -94,6 +94,9 @@ class Layer:
     """check_same_input() of its tensors."""
     added: ClassVar[Any]
     """A sum that nobody else has, and a bias: both together, in place where that can be."""
+    deferred: ClassVar[Any] = None
+    """Returns of a tensor and a weight what defers the weight's gradient, as overlap.Deferred, or
+    None."""
     communicates_in_backward = True
     """Read by DistributedDataParallel: the backward pass calls collectives."""
     output_dim: ClassVar[int] = 0
@@ -185,11 +188,11 @@ class Layer:
                 f"expected: {what}"
             )
 
-    def _entered(self, tensor: Tensor, sequence_dim: int | None) -> Any:
+    def _entered(self, tensor: Tensor, sequence_dim: int | None, deferred: Any = None) -> Any:
         """Return the tensor as each rank may use it in its own way."""
         if sequence_dim is None:
             self._compare_first(tensor)
-        return self.axis.enter(tensor, self.axis.group, sequence_dim)
+        return self.axis.enter(tensor, self.axis.group, sequence_dim, deferred)
 
     def _compare_first(self, tensor: Tensor) -> None:
         """Compare the input of the axis's first layer between ranks, if it is data, now and then.
@@ -323,13 +326,17 @@ class ColumnParallelLinear(Layer):
             CommError: If an exchange among the ranks fails.
         """
         self._check(input, self.in_features, "all input features")
-        entered = self._entered(input, self.entry.sequence_dim)
         weight = self.weight if self.output_dim == 0 else self.weight.T
+        later = None
+        if self.deferred is not None and self.own is None and self.axis.size > 1:
+            later = self.deferred(input, weight)
+        entered = self._entered(input, self.entry.sequence_dim, later)
         bias = getattr(self, "bias", None)
         if self.own is not None:
             weight = regions.copy(weight, self.axis.group)[self.own]
             bias = None if bias is None else regions.copy(bias, self.axis.group)[self.own]
-        result = self.functional.linear(entered, weight, bias)
+        linear = self.functional.linear if later is None else later.linear
+        result = linear(entered, weight, bias)
         if not self.entry.gather_output:
             return result
         return regions.gather(result, self.axis.group, -1, self.sizes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Self
 
 import torch
@@ -23,7 +23,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.trees import leaves, mapped
 from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.parallel.tensor.axis import Axis
-from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
+from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, Layer, RowParallelLinear
 from torsh_runtime.parallel.tensor.plan import Row
 from torsh_runtime.parallel.tensor.watching import is_watched
 
@@ -33,13 +33,18 @@ one of the rank's features is changed."""
 _LARGE = 64
 """The change, in units of the largest value: features have effect even on a mean of thousands."""
 
+_FUNCTIONS = FunctionType, BuiltinFunctionType
+_SWITCHES: tuple[type, ...] = (str, bool, partial, MethodType, *_FUNCTIONS)
+
 
 def watch_features(model: nn.Module, axis: Axis) -> None:
     """Make the first call of each kind of module that holds Columns and their Row raise
-    ConfigError, on all ranks, if it mixes features that are on different ranks."""
+    ConfigError, on all ranks, if it mixes features that are on different ranks. If that call is in
+    evaluation, the first one in training is watched, too."""
     begin = _Begin(axis)
     for module in _holders(model):
-        if not any(isinstance(each, _Begin) for each in module._forward_pre_hooks.values()):
+        known = module._forward_pre_hooks.values()
+        if not any(isinstance(each, _Begin | _BeginInTraining) for each in known):
             module.register_forward_pre_hook(begin, prepend=True)
 
 
@@ -78,6 +83,7 @@ class _Begin:
         self._axis = axis
         self._known = set[Any]()
         self._is_watching = False
+        self._later = _BeginInTraining(self)
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
@@ -113,19 +119,58 @@ class _Begin:
     def _forget(self, module: nn.Module) -> None:
         for each in module.modules():
             hooks = each._forward_pre_hooks
-            for number in [number for number, hook in hooks.items() if hook is self]:
-                del hooks[number]
+            for number in [key for key, hook in hooks.items() if hook in (self, self._later)]:
+                if each.training:
+                    del hooks[number]
+                else:
+                    hooks[number] = self._later
+
+
+class _BeginInTraining:
+    """Watches a module in its first call in training, after one in evaluation."""
+
+    def __init__(self, begin: _Begin) -> None:
+        self._begin = begin
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        """Begin to watch in training."""
+        if module.training:
+            self._begin(module, inputs)
 
 
 def _kind_of(module: nn.Module) -> Any:
-    """Return what is equal for modules that compute alike: classes, functions and switches."""
+    """Return what is equal for modules that compute alike: classes, functions and switches, such as
+    that of training."""
     return tuple((name, type(each), *_switches(each)) for name, each in module.named_modules())
 
 
 def _switches(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes that may decide what a module computes. Numbers count in modules without
+    others, as the dim of a softmax, and not the numbers of layers that blocks have. Those of layers
+    that are cut depend on the rank, and all ranks must tell the same modules apart."""
+    has_numbers = not module._modules and not isinstance(module, Layer)
     for name, value in vars(module).items():
-        if isinstance(value, str | FunctionType | BuiltinFunctionType) and name != "where":
-            yield name, value
+        is_switch = isinstance(value, _SWITCHES) or (has_numbers and isinstance(value, int))
+        if is_switch and name != "where":  # of a layer that is cut: its name
+            yield name, _comparable(value)
+
+
+def _comparable(value: Any) -> Any:
+    """Return what is equal for values by which modules compute alike."""
+    if isinstance(value, partial):
+        return partial, *map(_comparable, (value.func, value.args, value.keywords))
+    if isinstance(value, dict):
+        return tuple((key, _comparable(each)) for key, each in value.items())
+    if isinstance(value, tuple | list):
+        return tuple(map(_comparable, value))
+    if isinstance(value, MethodType):
+        return value.__func__
+    if isinstance(value, (int, float, str, *_FUNCTIONS)):
+        return type(value), value
+    return type(value)  # not its id(), which may be another object's later, on some ranks only
 
 
 def _watched_layers(module: nn.Module, mixing: _Mixing) -> Iterator[Any]:

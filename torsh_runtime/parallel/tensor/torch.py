@@ -32,6 +32,7 @@ from torsh_runtime.parallel.tensor.changes import refuse_changes as refuse_chang
 from torsh_runtime.parallel.tensor.cuts import cuts
 from torsh_runtime.parallel.tensor.kinds import calls_forward, joined_class, output_dim
 from torsh_runtime.parallel.tensor.mixing import watch_features as watch_features
+from torsh_runtime.parallel.tensor.overlap import deferred
 from torsh_runtime.parallel.tensor.parts import Layouts, mark_part
 from torsh_runtime.parallel.tensor.plan import (
     Attention,
@@ -67,6 +68,7 @@ class _OfTorch(layers.Layer):
     framework = "torch"
     functional: ClassVar[Any] = functional
     compare = staticmethod(compare)
+    deferred = staticmethod(deferred)
     added = staticmethod(_added)
 
     def _put_whole(
