@@ -79,7 +79,7 @@ def test_torchs_clipping_of_parts_does_not_wait(kind: tuple[str, ...], order: fl
 
 def test_torchs_clipping_of_parts_exchanges_on_the_device_of_parts() -> None:
     for found in ranks_of("torchs_clip_of_few"):
-        assert found == pytest.approx((5.0, 2.0, 1))  # of 4 times 2 and 9 times 1; then of 4 times 1
+        assert found == pytest.approx((5.0, 2.0, 1))  # of 4 times 2 and 9 times 1; then of part
 
 
 @pytest.mark.parametrize(("last", "scale"), [(2.0, 8.0), (math.inf, 4.0)])
