@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import utils as nn_utils
 from torch.nn.utils import clip_grad
@@ -96,10 +97,19 @@ def _norm_over(group: ProcessGroup, parameters: Sequence[Any], norm_type: float)
         _power_sum([grad for is_whole, grad in there if is_whole is wanted], norm_type, place)
         for wanted in (False, True)
     )
-    told = cut.new_empty(group.world_size)
-    group.all_gather_into_tensor(told, cut)
-    sums = torch.cat([told, whole])
+    sums = torch.cat([_told(group, cut), whole])
     return sums.max() if math.isinf(norm_type) else sums.sum() ** (1 / norm_type)
+
+
+def _told(group: ProcessGroup, own: torch.Tensor) -> torch.Tensor:
+    """Return this number of each rank. Those in the host's memory, as of parts that are offloaded
+    there, are exchanged with any backend, NCCL's included."""
+    if own.is_cpu:
+        numbers = group.all_gather_numbers(own.numpy().view(np.int64))
+        return torch.from_numpy(numbers.view(np.float64).reshape(-1).copy())
+    told = own.new_empty(group.world_size)
+    group.all_gather_into_tensor(told, own)
+    return told
 
 
 def _power_sum(
