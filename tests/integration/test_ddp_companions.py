@@ -24,6 +24,7 @@ ASIDE = (
     "optimizer_grows",
     "averages_of_numbers",
     "empty_batches",
+    "averaged_halves",
     "one_wants_gradients",
 )
 
@@ -132,6 +133,10 @@ def test_batch_norm_of_no_rows_at_all() -> None:
         ):
             assert (mean, count) == (pytest.approx(expected[0]), expected[1])
             assert finite
+
+
+def test_averages_of_batch_norm_in_16_bits_round_no_weight() -> None:
+    assert ranks_of("averaged_halves", 2) == [126.5] * 2  # what is next to a third of 380
 
 
 def test_batch_norm_of_which_one_rank_alone_wants_gradients() -> None:

@@ -26,7 +26,7 @@ def trained(framework: str) -> dict[Any, list[Any]]:
         bodies |= {
             ("bare", name): partial(grad_scaling.trained, name, framework, True) for name in BARE
         }
-        bodies["unfit"] = grad_scaling.unfit
+        bodies |= {"unfit": grad_scaling.unfit, "without_first": grad_scaling.without_first}
     return run_in_one_world(4, bodies, 60.0)
 
 
@@ -67,3 +67,9 @@ def test_scalers_by_which_ranks_would_not_step_alike_are_refused(number: int) ->
     )
     for said in of_all("torch", "unfit"):
         assert texts[number] in said[number]
+
+
+@pytest.mark.torch
+@pytest.mark.skipif(not has_torch, reason="needs torch")
+def test_groups_may_have_no_parameters_on_some_ranks() -> None:
+    assert of_all("torch", "without_first") == [[0.5, 0.5]] * 4

@@ -44,7 +44,7 @@ def in_world() -> dict[Any, list[Any]]:
     cases += [("torchs_clip", *kind, order) for kind in KINDS if len(kind) == 1 for order in NORMS]
     cases += [("scales", kind, last) for kind in KINDS for last in (2.0, math.inf)]
     cases += [("normalises", *each) for each in product(LAYERS, (0.1, None), (4, 1, 0))]
-    cases += [("sends",), ("shares_steps",)]
+    cases += [("sends",), ("shares_steps",), ("torchs_clip_of_few",), ("plain_snapshot",)]
     cases += [("snapshots", can_lock) for can_lock in (True, False)]
     bodies = {each: partial(getattr(far_training, each[0]), *each[1:]) for each in cases}
     return run_in_one_world(2, bodies, 30.0)
@@ -75,6 +75,11 @@ def test_torchs_clipping_of_parts_does_not_wait(kind: tuple[str, ...], order: fl
         assert norm == pytest.approx(1.0, rel=1e-6 if kind != ("bfloat16",) else 0.01)
         assert clipped == pytest.approx(1.0, rel=KINDS[kind])
         assert waits == 0
+
+
+def test_torchs_clipping_of_parts_exchanges_on_the_device_of_parts() -> None:
+    for found in ranks_of("torchs_clip_of_few"):
+        assert found == pytest.approx((5.0, 2.0, 1))  # of 4 times 2 and 9 times 1; then of part
 
 
 @pytest.mark.parametrize(("last", "scale"), [(2.0, 8.0), (math.inf, 4.0)])
@@ -118,3 +123,7 @@ def test_a_checkpoint_waits_once_for_all_that_the_device_has_to_do(can_lock: boo
             "locked": [int(can_lock)] * 2,
             "left": 0,
         }
+
+
+def test_a_checkpoint_takes_tensors_of_devices_without_cuda() -> None:
+    assert ranks_of("plain_snapshot") == [True, True]

@@ -79,6 +79,29 @@ def torchs_clip(dtype: str, norm_type: float, rank: int) -> tuple[Any, ...]:
     return float(norm) / expected, 2 * clipped / expected, waited
 
 
+def torchs_clip_of_few(rank: int) -> tuple[float, float, int]:
+    """The same of one part that rank 0 has and rank 1 has nothing of, beside a whole gradient on
+    another device."""
+    from torsh_runtime.framework.parts import Part
+    from torsh_runtime.integrations.torch import parts
+
+    register()
+    (part,) = _parameters([torch.full((4 if rank == 0 else 0,), 2.0)])
+    whole = torch.nn.Parameter(torch.zeros(9))
+    whole.grad = torch.ones(9)
+    parts.mark(part, Part("weight", tr.new_group(), 0, None))
+    calls.clear()
+    norm = torch.nn.utils.clip_grad_norm_([part, whole], 2.5)
+    gathers = calls["all_gather_into_tensor"]
+    none = torch.nn.utils.clip_grad_norm_([part], 1.0) if rank == 0 else _clipped_without(part)
+    return float(norm), float(none), gathers
+
+
+def _clipped_without(parameter: Any) -> torch.Tensor:
+    parameter.grad = None
+    return torch.nn.utils.clip_grad_norm_([parameter], 1.0)
+
+
 def scales(dtypes: tuple[str, ...], last: float, rank: int) -> tuple[Any, ...]:
     """tr.ShardedGradScaler on gradients of which rank 1 has one whose last element is `last`."""
     register()
@@ -166,6 +189,29 @@ def shares_steps(rank: int) -> tuple[bool, dict[str, int]]:
         alone.step()
     counted = {"waits": waits.total(), "broadcasts": calls["broadcast"]}
     return all(torch.allclose(a.here, b) for a, b in zip(there, plain, strict=True)), counted
+
+
+def plain_snapshot(rank: int) -> bool:
+    """A checkpoint of tensors on a device for which torch has no CUDA, such as Apple's."""
+    register()
+    values = [torch.full((3, number + 1), float(number)) for number in range(5)]
+    state: dict[str, Any] = {
+        f"far{number}": ShardedTensor(far(each), Piece.whole(tuple(each.shape)))
+        for number, each in enumerate(values)
+    }
+    taken = far_streams.Module.cudart
+    del far_streams.Module.cudart
+    try:
+        with TemporaryDirectory() as own:
+            folder = [own]
+            tr.broadcast_object_list(folder)
+            saver = Checkpointer(folder[0])
+            saver.save(1, state)
+            loaded = saver.load({name: torch.zeros(0) for name in state})
+            tr.barrier()
+    finally:
+        far_streams.Module.cudart = taken  # type: ignore[method-assign]
+    return loaded is not None and all(map(torch.equal, loaded.values.values(), values))
 
 
 def snapshots(can_lock: bool, rank: int) -> dict[str, Any]:

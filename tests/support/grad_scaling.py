@@ -181,3 +181,18 @@ def unfit(rank: int) -> list[str]:
         except tr.ConfigError as error:
             said.append(str(error))
     return said
+
+
+def without_first(rank: int) -> list[float]:
+    """What a step leaves of a parameter if the first group has none on any rank but 0, as if a
+    stage had no biases."""
+    torch = kit("torch").torch
+    first, second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    for each in (first, second):
+        each.grad = torch.full((2,), 4.0)
+    groups = [{"params": [first] if rank == 0 else []}, {"params": [second]}]
+    scaler = tr.ShardedGradScaler(init_scale=8.0)
+    scaler.step(torch.optim.SGD(groups, lr=1.0))
+    scaler.update()
+    left: list[float] = second.tolist()
+    return left

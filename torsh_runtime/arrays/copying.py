@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,13 +23,14 @@ class Copying:
         on_gpus: list[tuple[Any, Bytes]] = []
         here: list[tuple[Any, Bytes]] = []
         for values, target in copies:
-            is_on_gpu = framework_of(values) == "torch" and values.device.type != "cpu"
-            (on_gpus if is_on_gpu else here).append((values, target))
+            (on_gpus if _is_on_gpu(values) else here).append((values, target))
         wait = self._begin(on_gpus) if on_gpus else None
-        for values, target in here:
-            copy_out(values, target)
-        if wait is not None:
-            wait()
+        try:
+            for values, target in here:
+                copy_out(values, target)
+        finally:  # what is under way writes to the memory
+            if wait is not None:
+                wait()
 
     def _begin(self, copies: list[tuple[Any, Bytes]]) -> Any:
         from torsh_runtime.arrays.torch_copies import PageLock, begin
@@ -36,3 +38,10 @@ class Copying:
         if self._lock is None:
             self._lock = PageLock(self._memory, copies[0][0].device)
         return begin(copies)
+
+
+def _is_on_gpu(values: Any) -> bool:
+    """Return whether torch's module of the device, such as torch.cuda, can page-lock memory."""
+    if framework_of(values) != "torch" or values.device.type == "cpu":
+        return False
+    return hasattr(getattr(sys.modules["torch"], values.device.type, None), "cudart")

@@ -252,27 +252,27 @@ def scale_of(scaler: Any, ranks: ProcessGroup) -> tuple[float, str]:
     )
 
 
-def _gradients(optimizer: Optimizer) -> Iterator[Any]:
-    """Yield the gradients as torch's tensors, or as arrays."""
+def _gradients(optimizer: Optimizer) -> Iterator[tuple[Any, Any]]:
+    """Yield the parameters that have gradients, with these as torch's tensors, or as arrays."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if getattr(parameter.grad, "is_sparse", False):
                 parameter.grad = parameter.grad.coalesce()
                 values = parameter.grad._values()
                 if math.prod(values.shape):
-                    yield values
+                    yield parameter, values
             elif parameter.grad is not None and math.prod(parameter.grad.shape):
-                yield parameter.grad.data
+                yield parameter, parameter.grad.data
 
 
 def _multiplied(optimizer: Optimizer, factor: float) -> bool:
     """Multiply the gradients in place, and return whether all are finite then. It takes one wait
     for each GPU."""
-    by_device: dict[str, list[Any]] = {}
-    for each in _gradients(optimizer):
-        by_device.setdefault(kind_of(each)[1], []).append(each)
-    if not by_device:
+    found = [*_gradients(optimizer)]
+    if not found:
         return True
-    foreach = framework_of(optimizer.param_groups[0]["params"][0]).foreach
+    foreach, by_device = framework_of(found[0][0]).foreach, dict[str, list[Any]]()
+    for _, gradient in found:
+        by_device.setdefault(kind_of(gradient)[1], []).append(gradient)
     flags = [foreach.unscale_(gradients, factor) for gradients in by_device.values()]
     return not any(any(foreach.tolist(each)) for each in flags)

@@ -117,8 +117,9 @@ class SyncBatchNorm(nn.modules.batchnorm._BatchNorm):
             factor = 1.0 / self.num_batches_tracked.to(torch.float64)
         unbiased = variance * (total / max(total - 1, 1))
         for running, found in ((self.running_mean, mean), (self.running_var, unbiased)):
-            weight = factor.to(running.dtype) if isinstance(factor, Tensor) else factor
-            running.lerp_(found.to(running.dtype), weight)
+            wide = torch.promote_types(running.dtype, torch.float32)
+            weight = factor.to(wide) if isinstance(factor, Tensor) else factor
+            running.copy_(running.to(wide).lerp_(found.to(running.dtype).to(wide), weight))
 
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module, process_group: Any = None) -> nn.Module:

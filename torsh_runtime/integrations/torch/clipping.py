@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import utils as nn_utils
 from torch.nn.utils import clip_grad
@@ -64,7 +65,7 @@ def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
         parts = [part for marks in map(marks_of, each) if marks for part in marks.parts]
         if parts:
             _check(parts, is_known=norm_type != 0.0)
-            total_norm.copy_(_norm_over(parts[0].group, each, norm_type, total_norm.device))
+            total_norm.copy_(_norm_over(parts[0].group, each, norm_type))
         if is_checked and not bool(torch.isfinite(total_norm)):
             raise RuntimeError(
                 f"The total norm of order {norm_type} for gradients from `parameters` is "
@@ -86,28 +87,43 @@ def _check(parts: Iterable[Part], is_known: bool) -> None:
             )
 
 
-def _norm_over(
-    group: ProcessGroup, parameters: Sequence[Any], norm_type: float, place: torch.device
-) -> torch.Tensor:
+def _norm_over(group: ProcessGroup, parameters: Sequence[Any], norm_type: float) -> torch.Tensor:
     """Return the norm of all gradients: of parts on all ranks, and of whole ones on this rank. It
-    stays on the device, for which nothing waits here."""
+    is on the device of the first part, which this rank has without gradients, too, and for which
+    nothing waits here."""
+    place = next(each for each in parameters if marks_of(each) is not None)
     there = [(marks_of(each) is None, each.grad) for each in parameters if each.grad is not None]
     cut, whole = (
-        _power_sum([gradient for is_whole, gradient in there if is_whole is wanted], norm_type)
+        _power_sum([grad for is_whole, grad in there if is_whole is wanted], norm_type, place)
         for wanted in (False, True)
     )
-    own = cut.to(place).reshape(1)
-    told = own.new_empty(group.world_size)
-    group.all_gather_into_tensor(told, own)
-    sums = torch.cat([told, whole.to(place).reshape(1)])
+    sums = torch.cat([_told(group, cut), whole])
     return sums.max() if math.isinf(norm_type) else sums.sum() ** (1 / norm_type)
 
 
-def _power_sum(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.Tensor:
+def _told(group: ProcessGroup, own: torch.Tensor) -> torch.Tensor:
+    """Return this number of each rank. Those in the host's memory, as of parts that are offloaded
+    there, are exchanged with any backend, NCCL's included."""
+    if own.is_cpu:
+        numbers = group.all_gather_numbers(own.numpy().view(np.int64))
+        return torch.from_numpy(numbers.view(np.float64).reshape(-1).copy())
+    told = own.new_empty(group.world_size)
+    group.all_gather_into_tensor(told, own)
+    return told
+
+
+def _power_sum(
+    gradients: Sequence[torch.Tensor], norm_type: float, place: torch.Tensor
+) -> torch.Tensor:
     """Return the sum of |gradient| ** norm_type in float64, or for infinity the largest
-    |gradient|."""
-    filled = [each for each in gradients if each.numel()]
-    if not filled:
-        return torch.zeros((), dtype=torch.float64)
-    norms = norm(filled, norm_type)
-    return norms.max() if math.isinf(norm_type) else (norms**norm_type).sum()
+    |gradient|, as one element on the device of `place`."""
+    by_device: dict[torch.device, list[torch.Tensor]] = {}
+    for each in gradients:
+        if each.numel():
+            by_device.setdefault(each.device, []).append(each)
+    if not by_device:
+        return place.new_zeros(1, dtype=torch.float64)
+    norms = torch.cat([norm(each, norm_type).to(place.device) for each in by_device.values()])
+    if math.isinf(norm_type):
+        return norms.amax(0, keepdim=True)
+    return (norms**norm_type).sum(0, keepdim=True)
