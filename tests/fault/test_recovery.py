@@ -185,6 +185,54 @@ def test_without_a_budget_nothing_changes(torshrun: Launcher) -> None:
     assert max(outcome(out).steps) == 2
 
 
+OTHER_PROGRAM = """
+    import numpy as np
+    import torch
+    import torsh_runtime as tr
+    tr.init_process_group()
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 40), torch.nn.Dropout(0.2), torch.nn.Linear(40, 1)]
+    model = torch.nn.Sequential(*layers)
+    wrapped = tr.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    data = torch.randn(60, 6)
+    sampler = tr.elastic.ElasticSampler(data, 12)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=sampler.ahead())
+    parts = {"model": model, "sampler": sampler, "schedule": schedule}
+    job = tr.elastic.join(optimizer=optimizer, **parts)
+    losses = []
+    for step in job.steps(12):
+        with step:
+            loss = wrapped(step.next(loader)).square().mean()
+            with wrapped.no_sync():
+                (loss / 2).backward(retain_graph=True)
+            if sys.argv[1:] == [str(rank), str(step.number)]:
+                if "TORSH_REPLACEMENT" not in os.environ:
+                    os.kill(os.getpid(), 9)
+            (loss / 2).backward()
+            step.commit()
+        schedule.step()
+        if not step.is_lost:
+            losses.append(loss.item())
+    total = sum(each.double().abs().sum().item() for each in model.parameters())
+    print("end", total, schedule.last_epoch, optimizer.param_groups[0]["lr"], flush=True)
+    """
+
+
+def test_what_follows_a_lost_block_and_what_a_loader_draws_change_nothing(
+    torshrun: Launcher,
+) -> None:
+    launch = ("--nproc-per-node=2", "--max-restarts=1", torshrun.script(OTHER_PROGRAM))
+    code, expected, err = torshrun.run(*launch)
+    assert code == 0, err
+    assert len({*expected.splitlines()}) == 1
+    code, out, err = torshrun.run(*launch, "1", "7")
+    assert code == 0, err
+    assert "replaced while the others continue" in err
+    assert sorted(out.splitlines()) == sorted(expected.splitlines())
+
+
 def test_when_all_are_lost_all_start_again(torshrun: Launcher) -> None:
     script = torshrun.script(
         """

@@ -4,8 +4,10 @@ step that is repeated must find as it was, and what cannot be recovered."""
 from __future__ import annotations
 
 import copy
+import functools
 import sys
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +19,7 @@ from torsh_runtime.elastic.batches import Batches
 from torsh_runtime.elastic.sampler import ElasticSampler
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.agreement import send_from
-from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
+from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel, wrappers_of
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.optimizer import DistributedOptimizer
 from torsh_runtime.parallel.state import PerRank
@@ -57,6 +59,7 @@ class Parts:
         samplers = [each for each in self._others.values() if isinstance(each, ElasticSampler)]
         self.batches = Batches(samplers)
         self._kept: _Kept | None = None
+        self._is_stepping = False
 
     def agree_on_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as DistributedDataParallel does before a pass."""
@@ -66,9 +69,18 @@ class Parts:
 
     def step(self) -> None:
         """Call the optimizers, and drop the gradients."""
-        for optimizer in self._optimizers:
-            optimizer.step()
+        self._is_stepping = True
+        try:
+            for optimizer in self._optimizers:
+                optimizer.step()
+        finally:
+            self._is_stepping = False
         self.drop_gradients()
+
+    def guard(self) -> None:
+        """Have the optimizers refuse to change parameters in a step that may be repeated."""
+        for optimizer in self._optimizers:
+            _guard(optimizer, lambda: self._kept is not None and not self._is_stepping)
 
     def keep(self) -> None:
         """Remember what a step changes before its commit."""
@@ -97,9 +109,8 @@ class Parts:
         """Drop gradients that were being averaged, and batches that were drawn."""
         self.batches.go_back()
         self.drop_gradients()
-        for model in self._models:
-            if isinstance(model, DistributedDataParallel):
-                model.begin_anew()
+        for model in () if self._group is None else wrappers_of(self._group):
+            model.begin_anew()
 
     def drop_gradients(self) -> None:
         """Drop all gradients."""
@@ -115,6 +126,23 @@ class Parts:
             yield from (buffer for _, buffer in model.named_buffers())
 
 
+def _guard(optimizer: Any, is_refused: Callable[[], bool]) -> None:
+    own = optimizer.step
+
+    @functools.wraps(own)
+    def step(_: Any, *arguments: Any, **named: Any) -> Any:
+        if is_refused():
+            raise ConfigError(
+                f"{type(optimizer).__name__}.step() was called within a step, and step.commit() "
+                f"calls it, once all ranks have come so far: leave it out. A GradScaler is not "
+                f"supported: use bfloat16, {_INSTEAD}"
+            )
+        return own(*arguments, **named)
+
+    # Bound, since torch's learning rate schedules look for the function in it.
+    optimizer.step = types.MethodType(step, optimizer)
+
+
 def _problem(part: Any, group: ProcessGroup | None) -> str:
     """Return why a part cannot be recovered, and what to do; "" if it can."""
     kind = type(part).__name__
@@ -122,6 +150,8 @@ def _problem(part: Any, group: ProcessGroup | None) -> str:
         return "what only one rank has is lost with it: leave it out, or derive it from the step"
     if is_loader(part):
         return f"{kind} has a state of each rank: give join() an ElasticSampler"
+    if kind == "GradScaler" and part.is_enabled():
+        return f"commit() does not call the optimizers by a {kind}: use bfloat16, {_INSTEAD}"
     if not is_model(part) and not is_optimizer(part):
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             return f"{kind} has no state_dict(): the number of the step is step.number"
