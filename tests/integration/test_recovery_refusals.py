@@ -64,7 +64,10 @@ def test_an_optimizer_that_the_program_calls_within_a_step(alone: Any) -> None:
     job, _ = alone
     (optimizer,) = job._parts._optimizers
     steps = job.steps(2)
-    with pytest.raises(tr.ConfigError, match=r"SGD.step\(\) .*step.commit\(\) calls it"), next(steps):
+    with (
+        pytest.raises(tr.ConfigError, match=r"SGD.step\(\) .*step.commit\(\) calls it"),
+        next(steps),
+    ):
         optimizer.step()
     steps.close()
     optimizer.step()  # the program's own again

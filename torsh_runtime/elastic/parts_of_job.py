@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from torsh_runtime.arrays.raw import copy_in, copy_out, dtype_name
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
@@ -28,6 +30,8 @@ from torsh_runtime.parallel.state.models import is_model
 from torsh_runtime.parallel.state.optimizers import is_optimizer
 
 _INSTEAD = "or use tr.elastic.State, which restarts all workers after a loss"
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 
 class _Kept(NamedTuple):
@@ -89,6 +93,12 @@ class Parts:
             [_bytes_of(each) for each in self._buffers()],
             [copy.deepcopy(_options(group)) for group in self._groups()],
         )
+
+    def digest(self) -> int:
+        """Return a checksum of the present step's states of what a commit does not change."""
+        assert self._kept is not None
+        told = repr((self._kept.states, self._kept.options))
+        return xxh3_64_intdigest(_ADDRESS.sub("", told).encode()) >> 1
 
     def forget(self) -> None:
         """Forget what was remembered: the state is to stay as it is."""

@@ -123,6 +123,8 @@ class Training:
         """Seconds of the longest step."""
         self._is_whole = False
         """Whether this rank has the whole state of the steps before `number`."""
+        self._is_met_anew = False
+        """Whether no step was committed since the ranks have met after a loss."""
         self._is_taken = False
         """Whether steps() was called."""
 
@@ -232,7 +234,7 @@ class Training:
         self.number = newest
         self._parts.begin_anew()
         self._parts.keep()
-        self._is_whole = True
+        self._is_whole = self._is_met_anew = True
 
     def begin_step(self) -> None:
         """Remember the state, and seed the generators for this step of this rank."""
@@ -259,13 +261,21 @@ class Training:
         self._parts.agree_on_buffers()
         group = self._group
         if group is not None:
-            voted = group.all_gather_numbers(np.array([self.number], np.int64))[:, 0].tolist()
+            own = [self.number, self._parts.digest()] if self._is_met_anew else [self.number]
+            votes = group.all_gather_numbers(np.array(own, np.int64))
+            voted = votes[:, 0].tolist()
             if len({*voted}) > 1:
                 raise ConfigError(
                     f"ranks commit different steps: {', '.join(map(str, voted))}, by rank. All "
                     f"ranks must take the same steps"
                 )
-        self._is_whole = False
+            if (votes != votes[0]).any():
+                raise ConfigError(
+                    "after the loss of a worker ranks have parts of different states, such as a "
+                    "schedule: change them directly after step.commit(), within the block and "
+                    "before it communicates"
+                )
+        self._is_whole = self._is_met_anew = False
         self._parts.step()
         self._parts.forget()
         self.number += 1

@@ -430,15 +430,20 @@ class Agent:
         await self._recovery.end_round(self._round.number)
 
     async def _report_lost(
-        self, restarts: int, endings: Sequence[Worker], before: asyncio.Task[None] | None
+        self,
+        lost: Round,
+        restarts: int,
+        endings: Sequence[Worker],
+        before: asyncio.Task[None] | None,
     ) -> None:
         """Report a failure while the survivors go on, and after the report of the one before."""
         if before is not None:
             await before
         await asyncio.sleep(machine.SETTLE_SECONDS)  # in which the last output comes
-        found = await self._diagnosis.findings(endings, self._round)
+        found = await self._diagnosis.findings(endings, lost)
         self._diagnosis.hung = {}
-        self._tell.failed(protocol.ReportFailure(restarts, "replace"), found)
+        failure = protocol.ReportFailure(restarts, "replace")
+        self._tell.replaced(lost.number, failure, found)
         self._telemetry.count_failure(found)
 
     def _kill(self, kill: protocol.KillWorkers) -> None:
@@ -455,7 +460,7 @@ class Agent:
         try:
             place = self.rendezvous.mend(time.monotonic() - self._group.begun)
             self._tell.begin_round(place)
-            report = self._report_lost(place.restarts - 1, endings, self._reporting)
+            report = self._report_lost(before, place.restarts - 1, endings, self._reporting)
             self._reporting = self._start(report)
             self._round = before._replace(number=place.round)
             self._tell.round_started(place)
