@@ -92,7 +92,7 @@ def test_a_gradient_scaler_is_refused() -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(1, 1)
     parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
-    with pytest.raises(tr.ConfigError, match="'scaler': commit.* by a GradScaler: use bfloat16"):
+    with pytest.raises(tr.ConfigError, match=r"'scaler': commit.* by a GradScaler: use bfloat16"):
         tr.elastic.join(**parts, scaler=torch.amp.GradScaler("cpu"))
 
 

@@ -160,12 +160,8 @@ def _problem(part: Any, group: ProcessGroup | None) -> str:
         return "what only one rank has is lost with it: leave it out, or derive it from the step"
     if is_loader(part):
         return f"{kind} has a state of each rank: give join() an ElasticSampler"
-    if kind == "GradScaler" and part.is_enabled():
-        return f"commit() does not call the optimizers by a {kind}: use bfloat16, {_INSTEAD}"
     if not is_model(part) and not is_optimizer(part):
-        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-            return f"{kind} has no state_dict(): the number of the step is step.number"
-        return ""
+        return _problem_of_other(part, kind)
     if is_optimizer(part):
         if isinstance(part, DistributedOptimizer):
             return f"each rank has a part of its state: pass an ordinary optimizer, {_INSTEAD}"
@@ -176,6 +172,14 @@ def _problem(part: Any, group: ProcessGroup | None) -> str:
         return f"it is torch's own {kind}: wrap it in tr.DistributedDataParallel, {_INSTEAD}"
     if isinstance(part, DistributedDataParallel):
         return _problem_of_ddp(part, group)
+    return ""
+
+
+def _problem_of_other(part: Any, kind: str) -> str:
+    if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+        return f"{kind} has no state_dict(): the number of the step is step.number"
+    if kind == "GradScaler" and part.is_enabled():
+        return f"commit() does not call the optimizers by a {kind}: use bfloat16, {_INSTEAD}"
     return ""
 
 
