@@ -181,8 +181,9 @@ class Job:
             post_abort(store, rank, error)
             raise
         if agreed is not BackendType.NATIVE:  # which records itself
-            note_group(name, len(ranks), self._job_ranks(ranks, parent))
-            made.note_as(name)
+            job_ranks = self._job_ranks(ranks, parent)
+            note_group(name, len(ranks), job_ranks)
+            made.note_as(name, job_ranks)
         return made
 
     def _job_ranks(self, ranks: Sequence[int], parent: Backend | None) -> Sequence[int]:
