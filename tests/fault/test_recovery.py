@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -176,6 +177,20 @@ def test_when_the_budget_is_spent_the_job_ends_as_ever(torshrun: Launcher) -> No
     assert max(outcome(out).steps) == 4
 
 
+def test_a_finding_belongs_to_the_round_that_was_lost(torshrun: Launcher) -> None:
+    events = torshrun.folder / "events"
+    logs = torshrun.folder / "logs"
+    launch = (f"--nproc-per-node={RANKS}", "--max-restarts=2", f"--events={events}")
+    losses = ["raise:forward:3:1", "raise:forward:5:2"]
+    code, _, err = torshrun.run(*launch, f"--log-dir={logs}", SCRIPT, "nn", "15", *losses)
+    assert code == 0, err
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    found = [(each["round"], each["ranks"]) for each in told if each["event"] == "root_cause"]
+    assert found == [(0, [1]), (1, [2])]
+    kept = sorted(path.parent.name for path in logs.rglob("finding_0.json"))
+    assert kept == ["attempt_0", "attempt_1"]
+
+
 def test_without_a_budget_nothing_changes(torshrun: Launcher) -> None:
     code, out, err = torshrun.run(
         f"--nproc-per-node={RANKS}", SCRIPT, "nn", "15", "raise:forward:3:1"
@@ -183,6 +198,66 @@ def test_without_a_budget_nothing_changes(torshrun: Launcher) -> None:
     assert code == 1, err
     assert "replaced" not in err
     assert max(outcome(out).steps) == 2
+
+
+OTHER_PROGRAM = """
+    import numpy as np
+    import torch
+    import torsh_runtime as tr
+    tr.init_process_group()
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 40), torch.nn.Dropout(0.2), torch.nn.Linear(40, 1)]
+    model = torch.nn.Sequential(*layers)
+    wrapped = tr.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    data = torch.randn(60, 6)
+    sampler = tr.elastic.ElasticSampler(data, 12)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=sampler.ahead())
+    parts = {"model": model, "sampler": sampler, "schedule": schedule}
+    job = tr.elastic.join(optimizer=optimizer, **parts)
+    losses = []
+    for step in job.steps(12):
+        with step:
+            loss = wrapped(step.next(loader)).square().mean()
+            with wrapped.no_sync():
+                (loss / 2).backward(retain_graph=True)
+            if sys.argv[1:] == [str(rank), str(step.number)]:
+                if "TORSH_REPLACEMENT" not in os.environ:
+                    os.kill(os.getpid(), 9)
+            (loss / 2).backward()
+            step.commit()
+            if "log" in sys.argv:
+                if sys.argv[2:] == [str(rank), str(step.number)]:
+                    os.kill(os.getpid(), 9)
+                tr.all_reduce(np.ones(1))
+        schedule.step()
+        if not step.is_lost:
+            losses.append(loss.item())
+    total = sum(each.double().abs().sum().item() for each in model.parameters())
+    print("end", total, schedule.last_epoch, optimizer.param_groups[0]["lr"], flush=True)
+    """
+
+
+def test_what_follows_a_lost_block_and_what_a_loader_draws_change_nothing(
+    torshrun: Launcher,
+) -> None:
+    launch = ("--nproc-per-node=2", "--max-restarts=1", torshrun.script(OTHER_PROGRAM))
+    code, expected, err = torshrun.run(*launch)
+    assert code == 0, err
+    assert len({*re.findall("end .*", expected)}) == 1
+    code, out, err = torshrun.run(*launch, "1", "7")
+    assert code == 0, err
+    assert "replaced while the others continue" in err
+    assert sorted(out.splitlines()) == sorted(expected.splitlines())
+
+
+def test_a_schedule_that_ranks_have_at_different_steps_is_named(torshrun: Launcher) -> None:
+    launch = ("--nproc-per-node=2", "--max-restarts=1", torshrun.script(OTHER_PROGRAM))
+    code, _, err = torshrun.run(*launch, "log", "1", "7")
+    assert code == 79, err
+    assert "replaced while the others continue" in err
+    assert "ranks have parts of different states, such as a schedule" in err
 
 
 def test_when_all_are_lost_all_start_again(torshrun: Launcher) -> None:

@@ -60,6 +60,42 @@ def test_what_a_step_refuses(alone: Any) -> None:
         next(steps)
 
 
+def test_an_optimizer_that_the_program_calls_within_a_step(alone: Any) -> None:
+    job, _ = alone
+    (optimizer,) = job._parts._optimizers
+    steps = job.steps(2)
+    with (
+        pytest.raises(tr.ConfigError, match=r"SGD.step\(\) .*step.commit\(\) calls it"),
+        next(steps),
+    ):
+        optimizer.step()
+    steps.close()
+    optimizer.step()  # the program's own again
+
+
+def test_steps_are_taken_once(alone: Any) -> None:
+    job, _ = alone
+    for step in job.steps(1):
+        with step:
+            step.commit()
+    with pytest.raises(tr.ConfigError, match=r"steps\(\) was called before"):
+        next(job.steps(2))
+
+
+def test_a_job_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(tr.ConfigError, match=r"call tr.init_process_group\(\) before"):
+        tr.elastic.join(optimizer=optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
+
+
+def test_a_gradient_scaler_is_refused() -> None:
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Linear(1, 1)
+    parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
+    with pytest.raises(tr.ConfigError, match=r"'scaler': commit.* by a GradScaler: use bfloat16"):
+        tr.elastic.join(**parts, scaler=torch.amp.GradScaler("cpu"))
+
+
 def test_an_error_of_another_origin_leaves_the_step(alone: Any) -> None:
     job, _ = alone
     with pytest.raises(tr.PeerLost), next(job.steps(1)):

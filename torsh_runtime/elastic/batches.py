@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,4 +45,17 @@ class Batches:
                 f"a sampler=tr.elastic.ElasticSampler(...), and step.next() that sampler or a "
                 f"DataLoader(data, batch_sampler=sampler.ahead())"
             )
-        return iter(loader) if sampler is loader else iter(sampler.counted(loader))
+        return iter(loader) if sampler is loader else sampler.counted(_iterate(loader))
+
+
+def _iterate(loader: Any) -> Iterator[Any]:
+    """Begin to iterate without random numbers of the step, which draws anew amid an epoch only when
+    it is repeated."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return iter(loader)
+    state = torch.get_rng_state()
+    try:
+        return iter(loader)
+    finally:
+        torch.set_rng_state(state)

@@ -4,11 +4,15 @@ step that is repeated must find as it was, and what cannot be recovered."""
 from __future__ import annotations
 
 import copy
+import functools
+import re
 import sys
-from collections.abc import Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from xxhash import xxh3_64_intdigest
 
 from torsh_runtime.arrays.raw import copy_in, copy_out, dtype_name
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
@@ -17,7 +21,7 @@ from torsh_runtime.elastic.batches import Batches
 from torsh_runtime.elastic.sampler import ElasticSampler
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.agreement import send_from
-from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
+from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel, wrappers_of
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.optimizer import DistributedOptimizer
 from torsh_runtime.parallel.state import PerRank
@@ -26,6 +30,8 @@ from torsh_runtime.parallel.state.models import is_model
 from torsh_runtime.parallel.state.optimizers import is_optimizer
 
 _INSTEAD = "or use tr.elastic.State, which restarts all workers after a loss"
+
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 
 
 class _Kept(NamedTuple):
@@ -57,6 +63,7 @@ class Parts:
         samplers = [each for each in self._others.values() if isinstance(each, ElasticSampler)]
         self.batches = Batches(samplers)
         self._kept: _Kept | None = None
+        self._is_stepping = False
 
     def agree_on_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as DistributedDataParallel does before a pass."""
@@ -66,9 +73,18 @@ class Parts:
 
     def step(self) -> None:
         """Call the optimizers, and drop the gradients."""
-        for optimizer in self._optimizers:
-            optimizer.step()
+        self._is_stepping = True
+        try:
+            for optimizer in self._optimizers:
+                optimizer.step()
+        finally:
+            self._is_stepping = False
         self.drop_gradients()
+
+    def guard(self) -> None:
+        """Have the optimizers refuse to change parameters in a step that may be repeated."""
+        for optimizer in self._optimizers:
+            _guard(optimizer, lambda: self._kept is not None and not self._is_stepping)
 
     def keep(self) -> None:
         """Remember what a step changes before its commit."""
@@ -77,6 +93,12 @@ class Parts:
             [_bytes_of(each) for each in self._buffers()],
             [copy.deepcopy(_options(group)) for group in self._groups()],
         )
+
+    def digest(self) -> int:
+        """Return a checksum of the present step's states of what a commit does not change."""
+        assert self._kept is not None
+        told = repr((self._kept.states, self._kept.options))
+        return xxh3_64_intdigest(_ADDRESS.sub("", told).encode()) >> 1
 
     def forget(self) -> None:
         """Forget what was remembered: the state is to stay as it is."""
@@ -97,9 +119,8 @@ class Parts:
         """Drop gradients that were being averaged, and batches that were drawn."""
         self.batches.go_back()
         self.drop_gradients()
-        for model in self._models:
-            if isinstance(model, DistributedDataParallel):
-                model.begin_anew()
+        for model in () if self._group is None else wrappers_of(self._group):
+            model.begin_anew()
 
     def drop_gradients(self) -> None:
         """Drop all gradients."""
@@ -115,6 +136,23 @@ class Parts:
             yield from (buffer for _, buffer in model.named_buffers())
 
 
+def _guard(optimizer: Any, is_refused: Callable[[], bool]) -> None:
+    own = optimizer.step
+
+    @functools.wraps(own)
+    def step(_: Any, *arguments: Any, **named: Any) -> Any:
+        if is_refused():
+            raise ConfigError(
+                f"{type(optimizer).__name__}.step() was called within a step, and step.commit() "
+                f"calls it, once all ranks have come so far: leave it out. A GradScaler is not "
+                f"supported: use bfloat16, {_INSTEAD}"
+            )
+        return own(*arguments, **named)
+
+    # Bound, since torch's learning rate schedules look for the function in it.
+    optimizer.step = types.MethodType(step, optimizer)
+
+
 def _problem(part: Any, group: ProcessGroup | None) -> str:
     """Return why a part cannot be recovered, and what to do; "" if it can."""
     kind = type(part).__name__
@@ -123,9 +161,7 @@ def _problem(part: Any, group: ProcessGroup | None) -> str:
     if is_loader(part):
         return f"{kind} has a state of each rank: give join() an ElasticSampler"
     if not is_model(part) and not is_optimizer(part):
-        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-            return f"{kind} has no state_dict(): the number of the step is step.number"
-        return ""
+        return _problem_of_other(part, kind)
     if is_optimizer(part):
         if isinstance(part, DistributedOptimizer):
             return f"each rank has a part of its state: pass an ordinary optimizer, {_INSTEAD}"
@@ -136,6 +172,14 @@ def _problem(part: Any, group: ProcessGroup | None) -> str:
         return f"it is torch's own {kind}: wrap it in tr.DistributedDataParallel, {_INSTEAD}"
     if isinstance(part, DistributedDataParallel):
         return _problem_of_ddp(part, group)
+    return ""
+
+
+def _problem_of_other(part: Any, kind: str) -> str:
+    if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+        return f"{kind} has no state_dict(): the number of the step is step.number"
+    if kind == "GradScaler" and part.is_enabled():
+        return f"commit() does not call the optimizers by a {kind}: use bfloat16, {_INSTEAD}"
     return ""
 
 

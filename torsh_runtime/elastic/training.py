@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
@@ -66,6 +67,8 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
     """
     global _joined
     group = default_group() if has_default_group() else None
+    if group is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("join() needs the ranks of this job: call tr.init_process_group() before")
     if _joined:
         raise ConfigError(
             f"{_who(group)}join() was called before in this process: call it once, with all parts"
@@ -120,6 +123,10 @@ class Training:
         """Seconds of the longest step."""
         self._is_whole = False
         """Whether this rank has the whole state of the steps before `number`."""
+        self._is_met_anew = False
+        """Whether no step was committed since the ranks have met after a loss."""
+        self._is_taken = False
+        """Whether steps() was called."""
 
     @property
     def rank(self) -> int:
@@ -135,7 +142,7 @@ class Training:
             total: The number of steps of the whole training.
 
         Raises:
-            ConfigError: For a step that was neither committed nor lost.
+            ConfigError: For a step that was neither committed nor lost, and for a second call.
 
         Example:
             ```python
@@ -145,15 +152,25 @@ class Training:
                     step.commit()
             ```
         """
+        if self._is_taken:
+            raise ConfigError(
+                f"rank {self.rank}: steps() was called before: call it once, with the number of "
+                f"steps of all epochs together"
+            )
+        self._is_taken = True
+        self._parts.guard()
         try:
             while True:
                 while self.number < total:
                     step = Step(self, self.number)
                     yield step
                     step.check_entered()
+                    if step.is_lost:  # what followed its block follows the repeated one again
+                        self._parts.go_back()
                 if self._all_are_through():
                     return
         finally:
+            self._parts.forget()
             if self._rounds is not None:
                 self._rounds.leave()
                 self._rounds = None
@@ -216,7 +233,8 @@ class Training:
             self._parts.forget()
         self.number = newest
         self._parts.begin_anew()
-        self._is_whole = True
+        self._parts.keep()
+        self._is_whole = self._is_met_anew = True
 
     def begin_step(self) -> None:
         """Remember the state, and seed the generators for this step of this rank."""
@@ -243,13 +261,21 @@ class Training:
         self._parts.agree_on_buffers()
         group = self._group
         if group is not None:
-            voted = group.all_gather_numbers(np.array([self.number], np.int64))[:, 0].tolist()
+            own = [self.number, self._parts.digest()] if self._is_met_anew else [self.number]
+            votes = group.all_gather_numbers(np.array(own, np.int64))
+            voted = votes[:, 0].tolist()
             if len({*voted}) > 1:
                 raise ConfigError(
                     f"ranks commit different steps: {', '.join(map(str, voted))}, by rank. All "
                     f"ranks must take the same steps"
                 )
-        self._is_whole = False
+            if (votes != votes[0]).any():
+                raise ConfigError(
+                    "after the loss of a worker ranks have parts of different states, such as a "
+                    "schedule: change them directly after step.commit(), within the block and "
+                    "before it communicates"
+                )
+        self._is_whole = self._is_met_anew = False
         self._parts.step()
         self._parts.forget()
         self.number += 1
@@ -287,6 +313,8 @@ class Step:
         self._training = training
         self.number = number
         """The number of the step, from 0."""
+        self.is_lost = False
+        """Whether a worker was lost before this rank has committed the step."""
         self._state = "new"
         self._begun = 0.0
 
@@ -363,6 +391,7 @@ class Step:
         self._training.note_time(time.monotonic() - self._begun)
         if isinstance(error, LOST):
             self._training.recover(error)
+            self.is_lost = not was_committed
             return True
         if error is None and not was_committed:
             raise ConfigError(

@@ -433,6 +433,7 @@ class Agent:
 
     async def _report_lost(
         self,
+        lost: Round,
         failure: protocol.ReportFailure,
         endings: Sequence[Worker],
         before: asyncio.Task[None] | None,
@@ -441,9 +442,9 @@ class Agent:
         if before is not None:
             await before
         await asyncio.sleep(machine.SETTLE_SECONDS)  # in which the last output comes
-        found = await self._diagnosis.findings(endings, self._round)
+        found = await self._diagnosis.findings(endings, lost)
         self._diagnosis.hung = {}
-        self._tell.failed(failure, found)
+        self._tell.replaced(lost.number, failure, found)
         self._telemetry.count_failure(found)
 
     def _kill(self, kill: protocol.KillWorkers) -> None:
@@ -462,7 +463,8 @@ class Agent:
             self._tell.begin_round(place)
             broken = await self._gpus.before_replacement()
             failure = protocol.ReportFailure(place.restarts - 1, "broken" if broken else "replace")
-            self._reporting = self._start(self._report_lost(failure, endings, self._reporting))
+            report = self._report_lost(before, failure, endings, self._reporting)
+            self._reporting = self._start(report)
             if broken:
                 self._refuse_start(broken, exit_codes.GPU_BROKEN)
                 return

@@ -336,6 +336,15 @@ class Announcer:
             delay, reason = report.delay, found.summary
             self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
 
+    def replaced(self, number: int, report: protocol.ReportFailure, found: Findings) -> None:
+        """Report a failure in round `number`, which is over while the job is in a later one."""
+        present = self.round, self._has_found, self._own_finding
+        self.round = number
+        self.failed(report, found)
+        self.round = present[0]
+        if report.sequel == "replace":  # else it is the finding of the job's end
+            self._has_found, self._own_finding = present[1:]
+
     def found_by_all(self, text: str) -> None:
         """Announce the root cause that the leader found in all nodes' reports; "" is none."""
         if not text:

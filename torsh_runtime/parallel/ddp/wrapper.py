@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
+from weakref import WeakSet
 
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
@@ -116,6 +117,7 @@ class DistributedDataParallel:
             self._reducer = Reducer(module, self._replicas, self._config, compare)
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
+        _present.add(self)
         # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.
         self._before_call = self._framework.untraced(DistributedDataParallel._prepare)
         self._after_call = self._framework.untraced(DistributedDataParallel._expect)
@@ -325,6 +327,14 @@ class DistributedDataParallel:
         if not self._framework.in_backward():
             self._reducer.expect(self._is_synchronising)
         self._reducer.follow(outputs)
+
+
+_present: WeakSet[DistributedDataParallel] = WeakSet()
+
+
+def wrappers_of(group: ProcessGroup) -> list[DistributedDataParallel]:
+    """Return all wrappers of this process that average over the group, wherever they are held."""
+    return [each for each in _present if each.process_group is group]
 
 
 def _unpickled(
