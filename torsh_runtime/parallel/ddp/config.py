@@ -24,7 +24,7 @@ class BucketConfig:
     """
 
     bucket_size_mb: float = 25.0
-    """The size of a bucket in MiB. On CPUs a bucket holds no more, except for one gradient that does
+    """The size of a bucket in MiB. On CPUs a bucket holds no more, but for one gradient that does
     not fit beside the first quarter of it. Smaller ones are made where a model has few bytes and
     communication runs beside the backward pass. On GPUs a bucket is complete when it has as much,
     and the first, of which the communication begins earliest, when it has 1 MiB, unless another
