@@ -6,10 +6,12 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
-from torsh_runtime.backends.base import BackendKind, BackendType
+from torsh_runtime.backends.base import Backend, BackendKind, BackendType
+from torsh_runtime.backends.reconfiguration import Unmet
+from torsh_runtime.backends.registry import backend_class
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.comm.choosing import backend_type, check_no_options, chosen_type, use_device
 from torsh_runtime.comm.default import default_group, has_default_group, set_default_group
@@ -259,6 +261,9 @@ def open_group(kind: BackendKind | None, env: WorkerEnv, timeout: float) -> Proc
     if late is not None and kind in ALONE:
         return JobGroup(SingleBackend(kind), timeout, late)
     job = Job.connect(env, timeout) if late is None else late.made()
+    if env.is_replacement and kind in ALONE:  # the others are past this: see elastic.join()
+        backend_class(BackendType.NATIVE)  # what it lacks is found out before it is needed
+        return JobGroup(cast(Backend, Unmet(env.rank, env.world_size)), timeout, job)
     try:
         backend = job.make_backend(kind, job.name, env.rank, range(env.world_size), timeout)
         return JobGroup(backend, timeout, job)

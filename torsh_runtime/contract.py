@@ -23,6 +23,16 @@ COMMIT_MEMORY = "TORSH_COMMIT_MEMORY"
 file behind that path, if it is inode 77 of device 5. Each worker owns the 2**40 bytes from its
 local rank times 2**40 on."""
 
+REPLACEMENT = "TORSH_REPLACEMENT"
+"""Variable that is 1 in a worker that takes the place of a lost one while the others continue."""
+
+RECOVERY = "torsh/recovery/"
+"""Prefix, in the round's store, of what a job that recovers without restarts writes there:
+joined/<start>/<rank> and left/<start>/<rank> by workers, where <start> is the round in which that
+process began; over/<round> by the agent, once a worker of the round is lost; parked/<round>/<rank>
+by each survivor, with the seconds of its longest step; round/<round> by the agent, with the number
+of restarts, once the lost workers have been replaced."""
+
 ENDS_AT = "TORSH_ENDS_AT"
 """Variable with the end of the job's time, in seconds of the worker's host's monotonic clock."""
 
@@ -79,6 +89,8 @@ class WorkerEnv:
     """TCP port on master_addr for rank 0's JAX coordinator; 0 is none."""
     metrics_at: str = ""
     """URL at which the agent serves its workers' metrics; "" is none."""
+    is_replacement: bool = False
+    """True if it takes the place of a worker that was lost while the others continue."""
     ends_at: float | None = None
     """End of the job's time on this node, in seconds of its monotonic clock; None if unknown."""
 
@@ -91,6 +103,8 @@ class WorkerEnv:
         """Return the variables to set: torchrun's whole set, and TORSH_*."""
         values = {variable: str(getattr(self, field)) for variable, field in VARIABLES.items()}
         values["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+        if self.is_replacement:
+            values[REPLACEMENT] = "1"
         if self.ends_at is not None:
             values[ENDS_AT] = f"{self.ends_at:.3f}"
         return {name: value for name, value in values.items() if value != ""} | self._for_jax()
@@ -143,6 +157,7 @@ class WorkerEnv:
             status_file=environ.get("TORSH_STATUS_FILE", ""),
             metrics_at=environ.get("TORSH_METRICS_AT", ""),
             jax_coordinator_port=_jax_port(environ),
+            is_replacement=environ.get(REPLACEMENT) == "1",
             ends_at=ends_at(environ),
         )
 
@@ -185,6 +200,7 @@ ALL_VARIABLES = frozenset(
         "JAX_NUM_PROCESSES",
         "JAX_PROCESS_ID",
         "TORCHELASTIC_USE_AGENT_STORE",
+        REPLACEMENT,
         ENDS_AT,
     )
 )

@@ -71,10 +71,11 @@ def _recorded(fn: Callable[P, R]) -> Callable[P, R | None]:
     return wrapper
 
 
-def leave_account(error: BaseException) -> None:
+def leave_account(error: BaseException, *, is_end: bool = False) -> None:
     """Write a report of `error` to the file that TORCHELASTIC_ERROR_FILE names, if it is set.
 
-    If the file already has a report, for instance by torch's @record, add only what that lacks.
+    If the file already has a report, for instance by torch's @record, add only what that lacks;
+    with `is_end`, which says that the process ends at once because of the error, replace it.
     Raises OSError if the file cannot be written.
     """
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -87,9 +88,11 @@ def leave_account(error: BaseException) -> None:
             document = json.load(file)
     except (OSError, ValueError, RecursionError):
         document = {"message": _message(error)}
-    if not isinstance(document, dict) or "torsh" in document:
+    if is_end:
+        document = {"message": _message(error)}
+    elif not isinstance(document, dict) or "torsh" in document:
         return
-    document["torsh"] = _facts(error)
+    document["torsh"] = {**_facts(error), "is_end": is_end}
     unfinished = f"{path}.{os.getpid()}"
     try:
         # "x" does not follow a link that someone may have put there.

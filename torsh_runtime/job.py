@@ -103,8 +103,9 @@ class Job:
     @classmethod
     def _joined(cls, env: WorkerEnv, client: StoreClient, hosted: HostedStore | None) -> Job:
         try:
-            # Every rank counts its own calls, so that each default group has keys of its own.
-            turn = client.add(f"groups/{env.rank}", 1)
+            # Every rank counts its own calls, so that each default group has keys of its own. A
+            # replacement comes to the survivors' group, which is their first one.
+            turn = 1 if env.is_replacement else client.add(f"groups/{env.rank}", 1)
             return cls(env, client, hosted, turn, secret_of(env.secret), range(env.world_size))
         except BaseException:
             client.close()
@@ -180,8 +181,9 @@ class Job:
             post_abort(store, rank, error)
             raise
         if agreed is not BackendType.NATIVE:  # which records itself
-            note_group(name, len(ranks), self._job_ranks(ranks, parent))
-            made.note_as(name)
+            job_ranks = self._job_ranks(ranks, parent)
+            note_group(name, len(ranks), job_ranks)
+            made.note_as(name, job_ranks)
         return made
 
     def _job_ranks(self, ranks: Sequence[int], parent: Backend | None) -> Sequence[int]:

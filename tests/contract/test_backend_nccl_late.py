@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import fake_cuda, fake_cupy, fake_nccl, fake_nccl_ranks
+from support import fake_cuda, fake_cupy, fake_graphs, fake_nccl, fake_nccl_ranks
 from support.fake_gpus import Jobs, Ranks, by_device, fake_gpus
 from support.processes import soon
 from support.suite.cases import LONG
@@ -396,3 +396,85 @@ def test_who_awaits_a_process_that_was_killed_is_told() -> None:
     member.wait()
     member.stdout.close()
     hosted.close()
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_errors_know_the_job_ranks_of_their_group(
+    monkeypatch: pytest.MonkeyPatch, is_made: bool
+) -> None:
+    monkeypatch.setenv("TORSH_SHARE_ARRAYS", "0")  # ranks that are threads have one allocator
+    failed = threading.Event()
+
+    def body(group: JobGroup) -> Any:
+        part = tr.split_group(group, [[0], [1, 2]])
+        if group.rank == 0:
+            return None
+        if is_made:
+            part.all_reduce(ones())
+        if group.rank == 2:
+            assert failed.wait(LONG)
+            return None
+        try:
+            part._backend.all_reduce(ones(), ReduceOp.SUM, 0.5, async_op=True).wait(LONG)
+        except CommTimeout as error:
+            return error.missing, error.members
+        finally:
+            failed.set()
+
+    jobs = Jobs()
+    results = jobs.run([BOTH] * 3, body)
+    jobs.close()
+    assert results == [None, ((1,), (1, 2)), None]
+
+
+def test_the_first_operation_may_be_captured(run: Run) -> None:
+    def body(backend: LateNcclBackend) -> None:
+        array, machine = ones(), fake_cuda.machine()
+        array.get()
+        met.wait(LONG)
+        with fake_cupy.cuda.Stream(non_blocking=True):
+            queue = fake_cupy.current_queue()
+            with machine.capture(queue, fake_graphs.THREAD_LOCAL) as graph:
+                backend.all_reduce(array, ReduceOp.SUM, LONG)
+            graph.launch(queue)
+            assert (array.get() == 2).all()
+
+    met = threading.Barrier(2)
+    run(body)
+
+
+def test_the_first_operation_may_be_captured_in_the_global_mode(fake_ranks: Ranks) -> None:
+    def body(backend: LateNcclBackend) -> None:
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream, fake_cuda.machine().capture(fake_cupy.current_queue()):
+            backend.barrier(LONG)
+        assert not backend.failed
+
+    fake_ranks.run(1, body, LateNcclBackend.connect)
+
+
+def test_a_failure_of_a_pair_is_no_silent_end_of_what_streams_wait_for(run: Run) -> None:
+    over = threading.Event()
+
+    def body(backend: LateNcclBackend) -> None:
+        rank, array = backend.rank, ones()
+        if rank == 0:
+            backend.send(array, 1, 0, LONG)
+        if rank == 1:
+            backend.recv(array, 0, 0, LONG)
+        backend.all_reduce(array, ReduceOp.SUM, LONG)
+        array.get()
+        if rank:
+            assert over.wait(LONG)
+            return
+        whole, pair = backend._parts[None], backend._parts[1]
+        backend.all_reduce(array, ReduceOp.SUM, LONG)  # which a stream waits for
+        pair.recv(ones(), 1, 0, 0.3, async_op=True)
+        assert soon(lambda: whole.failed, LONG)
+        assert soon(lambda: whole.unreported is not None, 1.0)
+        over.set()
+        with pytest.raises(CommTimeout, match="recv"):
+            backend.all_reduce(array, ReduceOp.SUM, LONG)
+        assert whole.unreported is None
+
+    run(body, 3)

@@ -18,9 +18,11 @@ from support.suite.cases import LONG
 
 from torsh_runtime.backends.base import BackendType, ReduceOp
 from torsh_runtime.backends.library.failure_notifications import Call
+from torsh_runtime.backends.nccl import device
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.work import Work
+from torsh_runtime.errors import CommTimeout
 from torsh_runtime.job_group import JobGroup
 
 Run = Callable[..., list[Any]]
@@ -429,3 +431,172 @@ def test_operations_of_streams_that_depend_on_the_thread_are_held(run: Run) -> N
         assert flight.operands == [1]
 
     run(body, 1)
+
+
+def test_callbacks_that_fail_or_wait_harm_no_operation(run: Run) -> None:
+    failed = threading.Event()
+
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        called: list[int] = []
+
+        def wait(work: Work) -> None:
+            called.append(1)
+            work.wait()  # raises the failure
+            raise KeyError
+
+        values = full(4, 1.0)
+        work = backend.all_reduce(values, ReduceOp.SUM, LONG, async_op=True)
+        work.add_done_callback(lambda _: sys.exit(3))
+        work.add_done_callback(wait)
+        assert soon(lambda: called == [1])
+        backend.barrier(LONG)
+        assert not backend.failed
+        if backend.rank == 1:
+            assert failed.wait(LONG)
+            return
+        work = backend.all_reduce(values, ReduceOp.SUM, 0.3, async_op=True)
+        work.add_done_callback(wait)
+        work.wait()
+        values.get()  # the stream goes on, as NCCL was aborted
+        assert soon(lambda: called == [1, 1])
+        failed.set()
+        with pytest.raises(CommTimeout, match="waiting for rank"):
+            backend.barrier(LONG)
+
+    run(body)
+
+
+def test_a_callback_that_never_ends_holds_up_no_deadline(run: Run) -> None:
+    over = threading.Event()
+
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        work = backend.all_reduce(full(4, 1.0), ReduceOp.SUM, LONG, async_op=True)
+        work.add_done_callback(lambda _: over.wait(LONG))
+        backend.barrier(LONG)
+        if backend.rank == 0:
+            with pytest.raises(CommTimeout):
+                backend.barrier(0.3)
+            over.set()
+        assert over.wait(LONG)
+
+    run(body)
+
+
+def test_operations_of_other_threads_do_not_get_into_a_block(run: Run) -> None:
+    def body(backend: NcclBackend) -> tuple[list[float], list[float]]:
+        backend.barrier(LONG)
+        ours, others, machine = full(1, 1.0), full(1, 2.0), fake_cuda.machine()
+        gpu, begun = machine.current, threading.Event()
+
+        def reduce() -> None:
+            machine.current = gpu
+            begun.set()
+            backend.all_reduce(others, ReduceOp.SUM, LONG)
+            found.append(others.get().tolist())
+
+        found: list[list[float]] = []
+        thread = threading.Thread(target=reduce)
+        with backend.coalescing():
+            thread.start()
+            begun.wait(LONG)
+            time.sleep(0.05)
+            work = backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
+        thread.join(LONG)
+        work.wait()
+        return ours.get().tolist(), *found
+
+    assert run(body) == [([2.0], [4.0])] * 2
+
+
+def test_copies_of_a_captured_operation_live_as_long_as_its_graph(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        array, machine = full(4, 1, "int16"), fake_cuda.machine()
+        backend.all_reduce(array, ReduceOp.SUM, LONG)
+        backend.barrier(LONG)
+        with fake_cupy.cuda.Stream(non_blocking=True):
+            queue = fake_cupy.current_queue()
+            with turn, machine.capture(queue) as graph:
+                backend.all_reduce(array, ReduceOp.SUM, LONG)
+            backend.barrier(LONG)
+            machine.reuse()
+            for _ in range(2):
+                graph.launch(queue)
+            assert (array.get() == 2**3).all()
+
+    turn = threading.Lock()
+    run(body)
+
+
+@pytest.mark.parametrize("has_own_memory", [False, True])
+def test_arrays_of_a_captured_operation_are_held_until_the_stream_waits(
+    run: Run, monkeypatch: pytest.MonkeyPatch, has_own_memory: bool
+) -> None:
+    monkeypatch.setattr(device._Cupy, "gives_graphs_memory", has_own_memory)
+
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream, turn, fake_cuda.machine().capture(fake_cupy.current_queue()):
+            before = mine()
+            works = [
+                backend.all_reduce(fake_cupy.empty(MIB, "uint8"), ReduceOp.SUM, LONG, async_op=True)
+                for _ in range(2)
+            ]
+            assert mine() - before == 2 * MIB
+            works.pop().wait()
+            del works[:]
+            assert mine() - before == (0 if has_own_memory else 2 * MIB)
+
+    turn = threading.Lock()
+    run(body)
+
+
+def test_a_barrier_can_be_captured(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream, turn, fake_cuda.machine().capture(fake_cupy.current_queue()):
+            backend.barrier(LONG)
+        assert not backend.failed
+
+    turn = threading.Lock()
+    run(body)
+
+
+def test_an_operation_beside_a_capture_of_its_group_is_refused(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        array, other = full(4, 1), full(4, 1)
+        backend.barrier(LONG)
+        stream = fake_cupy.cuda.Stream(non_blocking=True)
+        with stream, turn, fake_cuda.machine().capture(fake_cupy.current_queue()):
+            backend.all_reduce(array, ReduceOp.SUM, LONG)
+            with (
+                fake_cupy.cuda.Stream(non_blocking=True),
+                pytest.raises(ValueError, match="are being captured in a CUDA graph"),
+            ):
+                backend.all_reduce(other, ReduceOp.SUM, LONG)
+        backend.all_reduce(other, ReduceOp.SUM, LONG)
+        assert (other.get() == 2).all()
+
+    turn = threading.Lock()
+    run(body)
+
+
+def test_the_default_stream_is_refused_during_a_capture_that_it_waits_for(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        array, machine = full(4, 1), fake_cuda.machine()
+        backend.barrier(LONG)
+        queue = machine.new_queue(machine.current, blocking=True)
+        with (
+            turn,
+            machine.capture(queue, fake_graphs.THREAD_LOCAL),
+            pytest.raises(ValueError, match="default stream cannot be used"),
+        ):
+            backend.all_reduce(array, ReduceOp.SUM, LONG)
+        backend.barrier(LONG)
+        assert not backend.failed
+
+    turn = threading.Lock()
+    run(body)

@@ -92,6 +92,26 @@ def test_a_model_of_nn_learns_on_the_gpu_as_on_the_processor() -> None:
     assert losses["gpu"][-1] < losses["gpu"][0]
 
 
+OFFLOADED = {"cpu_offload": True}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"meta": True}, OFFLOADED, {**OFFLOADED, "meta": True}, {"activation_offload": True}],
+    ids=str,
+)
+def test_sharded_models_train_as_one_process_does(options: dict[str, bool]) -> None:
+    for found in passed(run_on_gpus(2, "shard", options, 8)):
+        np.testing.assert_allclose(found["losses"], found["alone"], rtol=1e-3)
+        assert found["devices"] == ["cpu" if options.get("cpu_offload") else "cuda"]
+
+
+def test_memory_does_not_grow_with_the_steps_that_the_gpu_is_behind() -> None:
+    few, many = (passed(run_on_gpus(2, "shard", {}, steps)) for steps in (10, 40))
+    for one, other in zip(few, many, strict=True):
+        assert other["peak"] < one["peak"] + one["unit"]
+
+
 def test_attention_of_parts_is_as_near_as_torchs_own() -> None:
     for found in passed(run_on_gpus(2, "attend")):
         assert len(found) == 12

@@ -225,6 +225,12 @@ def test_tune_writes_a_file_that_the_backend_reads(tmp_path: Path) -> None:
     TuningFile.read({"TORSH_TUNING": str(path)}).tuning(2)
 
 
+def test_recovery() -> None:
+    printed = run("recovery.py")
+    assert "2 workers, 1 kills, 10,000 parameters" in printed
+    assert "net: median" in printed
+
+
 def test_launch() -> None:
     printed = run("launch.py", "--launchers", "torshrun", "--json", os.devnull)
     assert "terminal, 80 B" in printed

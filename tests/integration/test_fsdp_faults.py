@@ -16,6 +16,9 @@ pytestmark = [
 ]
 
 
+WAYS = ("common", "gathered", "device", "offloaded")
+
+
 @cache
 def found() -> dict[Any, list[Any]]:
     from support import fsdp_faults, fsdp_meta
@@ -27,9 +30,9 @@ def found() -> dict[Any, list[Any]]:
     bodies["tied_across"] = fsdp_faults.tied_across
     bodies["summoned"] = fsdp_faults.summoned
     for each in ("twice", "broken_off", "unused_by_all"):
-        for gathers in (False, True):
-            bodies[each, gathers] = partial(getattr(fsdp_faults, each), gathers)
-    for each in ("odd", "from_rank_0", "by_function"):
+        for way in WAYS:
+            bodies[each, way] = partial(getattr(fsdp_faults, each), way)
+    for each in ("odd", "from_rank_0", "by_function", "devices"):
         bodies[each] = getattr(fsdp_meta, each)
     return run_in_one_world(2, bodies, 60.0)
 
@@ -44,11 +47,11 @@ def whole(given: list[Any]) -> list[Any]:
     return given
 
 
-@pytest.mark.parametrize("gathers", [False, True])
-def test_a_unit_that_one_rank_does_not_use_is_an_error_on_all(gathers: bool) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_unit_that_one_rank_does_not_use_is_an_error_on_all(way: str) -> None:
     from support import fsdp_faults
 
-    for text in whole(run_processes(2, partial(fsdp_faults.unused, gathers), 30.0)):
+    for text in whole(run_processes(2, partial(fsdp_faults.unused, way), 30.0)):
         assert text.startswith("GradientError")
         assert "same parameters" in text
 
@@ -61,9 +64,9 @@ def test_a_parameter_that_one_rank_does_not_use_is_named_on_all() -> None:
     assert sum(each.numel() for each in [*gradients, *others]) == 24
 
 
-@pytest.mark.parametrize("gathers", [False, True])
-def test_what_no_rank_uses_keeps_the_gradient_that_it_has(gathers: bool) -> None:
-    for is_none in results(("unused_by_all", gathers)):
+@pytest.mark.parametrize("way", WAYS)
+def test_what_no_rank_uses_keeps_the_gradient_that_it_has(way: str) -> None:
+    for is_none in results(("unused_by_all", way)):
         assert is_none == [False, False, True, True]
 
 
@@ -80,15 +83,15 @@ def test_gradients_that_are_not_finite() -> None:
         assert "not finite" in text
 
 
-@pytest.mark.parametrize("gathers", [False, True])
-def test_a_graph_that_was_kept_serves_twice(gathers: bool) -> None:
-    for text in results(("twice", gathers)):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_graph_that_was_kept_serves_twice(way: str) -> None:
+    for text in results(("twice", way)):
         assert "second time" in text
 
 
-@pytest.mark.parametrize("gathers", [False, True])
-def test_a_pass_that_all_break_off_leaves_nothing(gathers: bool) -> None:
-    assert results(("broken_off", gathers)) == ["ValueError: no"] * 2
+@pytest.mark.parametrize("way", WAYS)
+def test_a_pass_that_all_break_off_leaves_nothing(way: str) -> None:
+    assert results(("broken_off", way)) == ["ValueError: no"] * 2
 
 
 def test_a_rank_that_leaves_or_skips_a_batch_is_named() -> None:
@@ -165,3 +168,13 @@ def test_modules_that_cannot_initialise_themselves_need_a_function() -> None:
         assert text.startswith("ConfigError")
         assert "'1'" in text
         assert "param_init_fn" in text
+
+
+def test_values_go_to_the_device_that_was_given_or_the_groups() -> None:
+    for rank, said in enumerate(results("devices")):
+        assert said[:2] == ["ConfigError: cpu", f"ConfigError: cuda:{rank}"]
+        assert "device 'nowhere' is none of torch's" in said[2]
+        assert said[3] == "ConfigError: cuda"
+        assert "devices of parameters" in said[4]
+        assert "cuda" in said[4]
+        assert "before the model is wrapped" in said[5]

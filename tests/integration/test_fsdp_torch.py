@@ -16,10 +16,20 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
 
-WAYS = ("common", "gathered")
+WAYS = ("common", "gathered", "device", "offloaded")
 
 
 OF_THREE = ("full", "grad-and-optimizer", "none", "one unit", "accumulating", "clipped", "nested")
+
+
+OFFLOADED = (*OF_THREE, "no_sync", "zeroed late", "reentrant checkpoint", "held")
+
+
+def ways(name: str) -> Sequence[str]:
+    """Of storing flat parameters, in which a course is taken."""
+    if name.startswith("compiled"):
+        return WAYS[:2]
+    return WAYS if name in OFFLOADED else WAYS[:3]
 
 
 def names(ranks: int) -> Sequence[str]:
@@ -40,13 +50,13 @@ def trained(ranks: int) -> dict[Any, list[Any]]:
 
     bodies: dict[Any, Any] = {"ddp": partial(fsdp_training.data_parallel, ranks=ranks)}
     for name in names(ranks):
-        for way in WAYS:
-            bodies[name, way] = partial(
-                fsdp_training.together, name, ranks=ranks, gathers=way == "gathered"
-            )
+        for way in ways(name):
+            bodies[name, way] = partial(fsdp_training.together, name, ranks=ranks, way=way)
         bodies[name, "alone"] = partial(alone, name)
     if ranks == 4:
-        bodies = {"hybrid": fsdp_training.hybrid, "ddp": bodies["ddp"]}
+        bodies = {"ddp": bodies["ddp"]}
+        for way in WAYS:
+            bodies["hybrid", way] = partial(fsdp_training.hybrid, way=way)
         bodies["clipped by torch"] = fsdp_training.hybrid_clipped
     return run_in_one_world(ranks, bodies, 60.0)
 
@@ -82,9 +92,9 @@ def check_same(results: list[Any], others: list[Any]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "ranks"), [(name, ranks) for ranks in (2, 3) for name in names(ranks)]
+    ("name", "way", "ranks"),
+    [(name, way, ranks) for ranks in (2, 3) for name in names(ranks) for way in ways(name)],
 )
-@pytest.mark.parametrize("way", WAYS)
 def test_trains_as_one_process_does(name: str, way: str, ranks: int) -> None:
     expected = whole(trained(ranks)[name, "alone"])[0]
     loose = 100 if name == "autocast" else 1  # gradients of whole batches are rounded to bfloat16
@@ -98,8 +108,9 @@ def test_losses_are_those_of_data_parallelism(name: str, way: str, ranks: int) -
     check_same(whole(trained(ranks)[name, way]), whole(trained(ranks)["ddp"]))
 
 
-def test_replicas_of_shards_train_as_data_parallelism_does() -> None:
-    check_same(whole(trained(4)["hybrid"]), whole(trained(4)["ddp"]))
+@pytest.mark.parametrize("way", WAYS)
+def test_replicas_of_shards_train_as_data_parallelism_does(way: str) -> None:
+    check_same(whole(trained(4)["hybrid", way]), whole(trained(4)["ddp"]))
 
 
 def test_outputs_in_objects_that_nobody_looks_into_are_trained_or_refused() -> None:

@@ -194,6 +194,17 @@ def test_whole_states(torshrun: Launcher) -> None:
 
 @pytest.mark.torch
 @needs_torch
+def test_recovery_without_restarts(torshrun: Launcher) -> None:
+    keep_inductor_inside(torshrun)
+    out = output(torshrun, shown("docs/recovery.md", "# train.py"))
+    assert sorted(re.findall(r"joins at step (\d+)", out)) == ["0", "0", "0", "30"]
+    assert worker_lines(out) == worker_lines(shown("docs/recovery.md", "$ torshrun"))
+    losses = re.findall(r"loss ([\d.]+)", out)
+    assert max(map(float, losses)) < 0.5
+
+
+@pytest.mark.torch
+@needs_torch
 def test_elastic_state(torshrun: Launcher) -> None:
     keep_inductor_inside(torshrun)
     script = shown("docs/elastic.md", "# train.py")

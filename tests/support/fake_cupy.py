@@ -153,6 +153,8 @@ def zeros(shape: Any, dtype: Any = np.float64) -> ndarray:
 def asarray(array: Any) -> ndarray:
     if isinstance(array, ndarray):
         return array
+    if current_queue().capture is not None:  # it is copied from memory that is not pinned
+        machine().check_no_capture()
     copied = np.array(array)
     made = empty(copied.shape, copied.dtype)
     made[...] = copied

@@ -113,6 +113,7 @@ class Communicator:
     def init(
         cls, nranks: int, rank: int, unique_id: UniqueId, config: object = None
     ) -> Communicator:
+        machine().check_no_capture()  # as it allocates memory
         made = cls()
         made._rank, made._gpu = rank, machine().current
         with machine().moved:

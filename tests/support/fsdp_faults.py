@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from support.ddp_faults import Two, raised
-from support.fsdp_training import without_common_memory
+from support.fsdp_training import WAYS, without_common_memory
 
 import torsh_runtime as tr
 
@@ -23,9 +23,9 @@ def gradients(model: Any) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters()]
 
 
-def unused(gathers: bool, rank: int) -> Any:
+def unused(way: str, rank: int) -> Any:
     """Rank 1 leaves one of two units out; their group is dead then."""
-    with without_common_memory(gathers):
+    with WAYS[way]():
         model = wrapped(**SMALL)
         return raised(lambda: model(torch.ones(2, 3), second=rank != 1).sum().backward())
 
@@ -40,9 +40,9 @@ def unused_in_a_unit(rank: int) -> Any:
         return text, [each for each in gradients(model) if each.numel()]
 
 
-def unused_by_all(gathers: bool, rank: int) -> Any:
+def unused_by_all(way: str, rank: int) -> Any:
     """No rank uses a part: its parameters get no gradients, or keep those that they have."""
-    with without_common_memory(gathers):
+    with WAYS[way]():
         model = wrapped(**ONE)
         inputs = torch.full((2, 3), 1.0 + rank)
         model(inputs, second=False).sum().backward()
@@ -69,9 +69,9 @@ def not_finite(rank: int) -> Any:
     return text
 
 
-def twice(gathers: bool, rank: int) -> Any:
+def twice(way: str, rank: int) -> Any:
     """A graph is gone after its backward pass, on all ranks; one that was kept serves again."""
-    with without_common_memory(gathers):
+    with WAYS[way]():
         model = wrapped(**SMALL)
         loss = model(torch.full((2, 3), 1.0 + rank)).sum()
         loss.backward(retain_graph=True)
@@ -82,7 +82,7 @@ def twice(gathers: bool, rank: int) -> Any:
         return raised(loss.backward)
 
 
-def broken_off(gathers: bool, rank: int) -> Any:
+def broken_off(way: str, rank: int) -> Any:
     """All ranks break a pass off in its midst; the next one is as if that had not been."""
 
     def fail(_: Any) -> None:
@@ -91,7 +91,7 @@ def broken_off(gathers: bool, rank: int) -> Any:
     def hook_on_outputs(_: Any, __: Any, outputs: Any) -> None:
         outputs.register_hook(fail)
 
-    with without_common_memory(gathers):
+    with WAYS[way]():
         model = wrapped(**SMALL)
         inputs = torch.full((2, 3), 1.0 + rank)
         model(inputs).sum().backward()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from support.ddp_faults import raised
 from torch import nn
 
 import torsh_runtime as tr
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.torch import TorchFramework
 
 LAYERS, WIDTH = 16, 1024
 _MIB = 1 << 20
@@ -87,6 +91,26 @@ def from_rank_0(rank: int) -> Any:
         bare = Odd()
     expected = {name: each.clone() for name, each in bare.state_dict().items()}
     return dict(tr.FullyShardedDataParallel(bare, **SMALL).state_dict()), expected
+
+
+def devices(rank: int) -> list[str]:
+    """Where values go, and what is said if ranks have them in different places."""
+
+    def place(_: Any, __: Any, ___: Any, device: str) -> None:
+        raise ConfigError(device)
+
+    def wrapped(where: str = "meta", **options: Any) -> str:
+        with torch.device(where):
+            bare = nn.Linear(8, 8)
+        with patch.object(TorchFramework, "materialise", place):
+            return raised(lambda: tr.FullyShardedDataParallel(bare, **SMALL, **options))
+
+    found = [wrapped(), wrapped(device=torch.device("cuda", rank)), wrapped(device="nowhere")]
+    with patch.object(ProcessGroup, "backend", "cpu:native,cuda:nccl"):
+        found += [wrapped(), wrapped("cpu" if rank == 0 else "meta")]
+    model: Any = tr.FullyShardedDataParallel(nn.Linear(8, 8), **SMALL)
+    model.module.to("meta")
+    return [*found, raised(lambda: model(torch.ones(1, 8)))]
 
 
 def by_function(rank: int) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,9 @@ from torch.utils.checkpoint import checkpoint
 import torsh_runtime as tr
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework import torch_offload
+from torsh_runtime.framework.torch import TorchFramework
+from torsh_runtime.parallel.fsdp import fsdp_init
 
 BATCH = 4
 State = dict[str, torch.Tensor]
@@ -170,13 +173,22 @@ def _clip(model: Any, most: float) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), most)
 
 
-def together(name: str, rank: int, ranks: int, gathers: bool = False) -> State:
+WAYS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "common": nullcontext,
+    "gathered": lambda: without_common_memory(),
+    "device": lambda: as_on_gpus(),
+    "offloaded": lambda: offloaded(),
+}
+"""Of storing flat parameters."""
+
+
+def together(name: str, rank: int, ranks: int, way: str = "common") -> State:
     """Trained by this rank beside the others."""
     course = COURSES[name]
     torch.manual_seed(rank)  # rank 0's values are to be everyone's
     torch.compiler.reset()
     counters["stats"].clear()
-    with without_common_memory(gathers):
+    with WAYS[way]():
         net: Any = _prepared(Net(**course.net), course)
         model: Any = tr.FullyShardedDataParallel(net, **course.options)
         if course.compiles == "whole":
@@ -259,11 +271,61 @@ def without_common_memory(gathers: bool = True) -> Iterator[None]:
         yield
 
 
-def hybrid(rank: int) -> State:
+def as_on_gpus() -> AbstractContextManager[object]:
+    """Flat parameters are stored as those on GPUs are."""
+    return patch.object(fsdp_init, "has_host_memory", lambda _: False)
+
+
+class Device:
+    """Copies to the memory of the CPU that are done only when they are waited for."""
+
+    def __init__(self) -> None:
+        self._pinned: list[torch.Tensor] = []  # which stays, as its addresses are looked at
+        self._later: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def pinned(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        made = torch.full((size,), float("nan"), dtype=dtype)
+        self._pinned.append(made)
+        return made
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if target.data_ptr() in [each.data_ptr() for each in self._pinned]:
+            self._later.append((target, source))
+        else:
+            target.copy_(source)
+
+    def moment(self, like: torch.Tensor) -> Callable[[], None]:
+        before = [*self._later]
+
+        def wait() -> None:
+            for each in before:
+                if any(each is other for other in self._later):
+                    each[0].copy_(each[1])
+            self._later = [each for each in self._later if not any(each is b for b in before)]
+
+        return wait
+
+
+@contextmanager
+def offloaded() -> Iterator[None]:
+    """What a rank has is stored as that of a model on a GPU is with cpu_offload."""
+    device = Device()
+    with (
+        as_on_gpus(),
+        patch.object(tr.FsdpConfig, "offloads", True),
+        patch.object(torch_offload, "pinned", device.pinned),
+        patch.object(TorchFramework, "copy_without_waiting", staticmethod(device.copy)),
+        patch.object(TorchFramework, "moment", staticmethod(device.moment)),
+    ):
+        yield
+
+
+def hybrid(rank: int, way: str = "common") -> State:
     """Four ranks: sharded over two, which two others replicate."""
     torch.manual_seed(rank)
     mesh = tr.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-    return _by(rank, 4, "hybrid", mesh)
+    with WAYS[way]():
+        return _by(rank, 4, "hybrid", mesh)
 
 
 def between_nodes(strategy: str, rank: int, ranks: int) -> State:

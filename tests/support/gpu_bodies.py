@@ -273,6 +273,55 @@ def torch_distributed(gpu: int) -> dict[str, Any]:
     return found
 
 
+def shard(gpu: int, options: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Of a sharded model its losses, those of one process, where its parts are, and memory."""
+    torch = importlib.import_module("torch")
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    device, width, ranks = f"cuda:{gpu}", 1024, tr.get_world_size()
+
+    def made(where: str) -> Any:
+        torch.manual_seed(0)
+        with torch.device(where):
+            return torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(6)))
+
+    def trained(model: Any, batches: Any) -> list[float]:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        found = []
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.detach())
+        return [float(each) for each in found]
+
+    wrapped = dict(options, auto_wrap_policy=tr.ModuleTypeBasedAutoWrap((torch.nn.Linear,)))
+    is_meta = wrapped.pop("meta", False)
+    model: Any = tr.FullyShardedDataParallel(made("meta" if is_meta else device), **wrapped)
+    if is_meta:
+        model.load_state_dict(made(device).state_dict())
+    generator = torch.Generator(device).manual_seed(1)
+    shape = steps, ranks, 64, width
+    batches = torch.randn(*shape, device=device, generator=generator)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    own = trained(model, batches[:, tr.get_rank()])
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() - before
+    losses = [torch.tensor(own) for _ in range(ranks)]
+    tr.all_gather(losses, torch.tensor(own))
+    found = {
+        "losses": torch.stack(losses).mean(0).tolist(),
+        "alone": trained(made(device), batches.flatten(1, 2)),
+        "devices": sorted({each.device.type for each in model.parameters()}),
+        "peak": peak,
+        "unit": 4 * width * width,
+    }
+    tr.destroy_process_group()
+    return found
+
+
 def attend(gpu: int) -> dict[str, tuple[float, float]]:
     """How far attention over parts of sequences on a GPU is from what float64 gives of the same
     numbers on it, result and gradients on average, beside how far scaled_dot_product_attention is;

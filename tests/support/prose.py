@@ -52,6 +52,7 @@ DONE = (
     "docs/deepspeed.md",
     "docs/doctor.md",
     "docs/elastic.md",
+    "docs/recovery.md",
     "docs/etcd.md",
     "docs/events.md",
     "docs/experts.md",

@@ -157,8 +157,11 @@ class Backend(Operations):
         `axis` is "" if there is none. Backends whose errors name no ranks do nothing.
         """
 
-    def note_as(self, name: str) -> None:
-        """Note its operations in the recording from now on, as those of the group of this name."""
+    def note_as(self, name: str, job_ranks: Sequence[int] = ()) -> None:
+        """Note its operations in the recording from now on, as those of the group of this name.
+
+        `job_ranks` are the group's ranks as the launched job numbers them; () is unknown.
+        """
 
     def note_title(self, title: str) -> None:
         """Note in the recording what people call the group, such as the axis of a mesh."""

@@ -30,8 +30,8 @@ class Intercepting(Backend):
     def name_ranks(self, names: Sequence[str], axis: str) -> None:
         self._backend.name_ranks(names, axis)
 
-    def note_as(self, name: str) -> None:
-        self._backend.note_as(name)
+    def note_as(self, name: str, job_ranks: Sequence[int] = ()) -> None:
+        self._backend.note_as(name, job_ranks)
 
     def note_title(self, title: str) -> None:
         self._backend.note_title(title)

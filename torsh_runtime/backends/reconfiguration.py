@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn, Protocol, Self, TypeVar
 
-from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.base import Backend, BackendType, Facts
 from torsh_runtime.backends.operation import Op, Operations
+from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.errors import (
     CommAborted,
     CommTimeout,
@@ -218,6 +219,29 @@ class Refusing(Operations):
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._error()
+
+
+class Unmet(Refusing):
+    """Holds the place of the backend in a worker that replaces a lost one, until it has joined."""
+
+    facts = Facts(is_in_node=True)
+    job_ranks = ()
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        """Take this rank's place in a group that is going to be connected by configure()."""
+        place = SingleBackend(BackendType.NATIVE)
+        super().__init__(place, partial(ConfigError, _NOT_JOINED.format(rank)))
+        self.rank, self.world_size = rank, world_size
+
+    def note_title(self, title: str) -> None:
+        """Do nothing: there is no recording of a group that is not connected."""
+
+
+_NOT_JOINED = (
+    "rank {0} takes the place of a worker that was lost, and can communicate only after "
+    "tr.elastic.join(), which gives it the others' state: call join() before the first collective "
+    "of your own, or make that collective depend on nothing that only the first start does"
+)
 
 
 def check_plan(rank: int, world_size: int) -> None:

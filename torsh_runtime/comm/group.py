@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torsh_runtime.backends.base import Backend, BackendType, Envelope
 from torsh_runtime.backends.intercepting import seen
-from torsh_runtime.backends.reconfiguration import Reconfiguration, check_plan
+from torsh_runtime.backends.reconfiguration import Reconfiguration, Unmet, check_plan
 from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.functional import Collectives
@@ -113,6 +113,11 @@ class ProcessGroup(Collectives):
         """Note in the recording what people call the group; an empty `title` changes nothing."""
         if title:
             self._own_backend.note_title(title)
+
+    @property
+    def is_unmet(self) -> bool:
+        """Return whether this rank replaces a lost one and has not met the others yet."""
+        return isinstance(self._own_backend, Unmet)
 
     @property
     def timeout(self) -> float:

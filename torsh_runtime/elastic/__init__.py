@@ -13,9 +13,28 @@ if TYPE_CHECKING:
     from torsh_runtime.elastic.agent import ElasticAgent
     from torsh_runtime.elastic.sampler import ElasticSampler
     from torsh_runtime.elastic.state import State, run
+    from torsh_runtime.elastic.training import Step, Training, join
 
-__all__ = ["ElasticAgent", "ElasticSampler", "State", "checkpoint_saved", "run", "time_left"]
-_HOMES = {"ElasticAgent": "agent", "ElasticSampler": "sampler", "State": "state", "run": "state"}
+__all__ = [
+    "ElasticAgent",
+    "ElasticSampler",
+    "State",
+    "Step",
+    "Training",
+    "checkpoint_saved",
+    "join",
+    "run",
+    "time_left",
+]
+_HOMES = {
+    "ElasticAgent": "agent",
+    "ElasticSampler": "sampler",
+    "State": "state",
+    "Step": "training",
+    "Training": "training",
+    "join": "training",
+    "run": "state",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -166,7 +166,7 @@ class _Ahead:
     """True, since batches do not depend on the number of ranks."""
 
     def __init__(self, sampler: ElasticSampler) -> None:
-        self._sampler = sampler
+        self._sampler = self.sampler = sampler
         self._place: tuple[int, int] | None = None
         """Epoch and batch of its next batch; None for the sampler's position."""
         self._loaded: int | None = None

@@ -234,9 +234,30 @@ class Framework(Protocol[T, V, M]):
     def allocate(self, values: V) -> None:
         """Give them memory again, with any contents."""
 
+    def copy(self, targets: Sequence[V], sources: Sequence[V]) -> None:
+        """Copy values into others of the same shapes, at once if the framework can."""
+
     def part(self, flat: V, start: int, like: T) -> V:
         """Return a view of the elements from `start` on, in the shape of `like`, and with its
         order in memory if that is possible."""
+
+    def pinned(self, size: int, dtype: str) -> V:
+        """Return uninitialised memory of the CPU that a GPU copies to and from by itself."""
+
+    def aside(self, like: T) -> AbstractContextManager[None]:
+        """Put what the block launches on the device of `like` on a stream of its own, behind what
+        the current one has got by now."""
+
+    def copy_without_waiting(self, target: V, source: V) -> None:
+        """Copy values to or from pinned memory, in turn with the current stream."""
+
+    def moment(self, like: T) -> Call:
+        """Return a function that waits until the device of `like` has done what the current stream
+        has got by now."""
+
+    @property
+    def offloads(self) -> bool:
+        """Return whether values on GPUs can be kept in the memory of the CPU."""
 
     def array(self, flat: V) -> Any:
         """Return the memory of flat values as an array of numpy, or of cupy."""
@@ -347,8 +368,12 @@ class Framework(Protocol[T, V, M]):
     def communicates_in_backward(self, module: M) -> bool:
         """Return whether a module of the framework itself has collectives in its backward pass."""
 
-    def materialise(self, module: M, initialise: Initialise) -> None:
-        """Give a module's tensors that have no memory some on the CPU, and then call
+    def device(self, given: Any) -> str:
+        """Return the name of a device, which is given by its name, by its number or as the
+        framework has it. Raises ConfigError if there is none."""
+
+    def materialise(self, module: M, initialise: Initialise, device: str = "cpu") -> None:
+        """Give a module's tensors that have no memory some on this device, and then call
         initialise(module)."""
 
     def on_state_dict(self, module: M, before: Call) -> None:
@@ -363,6 +388,12 @@ class Framework(Protocol[T, V, M]):
 
     def checkpoint(self, call: Callable[..., Any], inputs: Any, named: Any) -> Any:
         """Return call(*inputs, **named), which is computed once more in the backward pass."""
+
+    def offloading(
+        self, call: Callable[..., Any], inputs: Any, named: Any, kept: Sequence[V]
+    ) -> Any:
+        """Return call(*inputs, **named), and keep what its backward pass needs in the memory of
+        the CPU meanwhile, except for what is in the memory of `kept`."""
 
     # Graphs
 

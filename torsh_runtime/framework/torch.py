@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from torsh_runtime.arrays.subclasses import is_made_of_others
 from torsh_runtime.arrays.torch import host_view, part_like
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import torch_foreach
+from torsh_runtime.framework import torch_foreach, torch_offload
 from torsh_runtime.framework.parts import Part, Same
 from torsh_runtime.framework.protocol import Call, Initialise
 from torsh_runtime.framework.torch_graph import applied, applied_jointly, run_backward
@@ -82,8 +82,21 @@ class TorchFramework:
     def allocate(self, values: Tensor) -> None:
         values.untyped_storage().resize_(values.nbytes)
 
+    @torch.no_grad()
+    def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+        torch._foreach_copy_([*targets], [*sources])
+
     def part(self, flat: Tensor, start: int, like: Tensor) -> Tensor:
         return part_like(flat, start, like)
+
+    offloads = True
+
+    def pinned(self, size: int, dtype: str) -> Tensor:
+        return torch_offload.pinned(size, self.dtype(dtype))
+
+    aside = staticmethod(torch_offload.aside)
+    copy_without_waiting = staticmethod(torch_offload.copy_without_waiting)
+    moment = staticmethod(torch_offload.moment)
 
     def array(self, flat: Tensor) -> Any:
         return host_view(flat) if flat.device.type == "cpu" else import_module("cupy").asarray(flat)
@@ -223,11 +236,17 @@ class TorchFramework:
     def communicates_in_backward(self, module: Module) -> bool:
         return isinstance(module, torch.nn.SyncBatchNorm)
 
+    def device(self, given: Any) -> str:
+        try:
+            return str(torch.device(given))
+        except (RuntimeError, TypeError) as error:
+            raise ConfigError(f"device {given!r} is none of torch's: {error}") from error
+
     @torch.no_grad()
-    def materialise(self, module: Module, initialise: Initialise) -> None:
+    def materialise(self, module: Module, initialise: Initialise, device: str = "cpu") -> None:
         for each in [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
             if each.is_meta:
-                self.give_memory(each, torch.empty_like(each, device="cpu"))
+                self.give_memory(each, torch.empty_like(each, device=device))
         initialise(module)
 
     def give_memory(self, tensor: Tensor, values: Tensor) -> None:
@@ -258,6 +277,8 @@ class TorchFramework:
 
     def checkpoint(self, call: Callable[..., Any], inputs: Any, named: Any) -> Any:
         return checkpoint(call, *inputs, use_reentrant=False, **named)
+
+    offloading = staticmethod(torch_offload.offloading)
 
     # Graphs
 

@@ -10,10 +10,19 @@ from torsh_runtime.layout.placement import (
     TensorLayout,
     even_cuts,
 )
-from torsh_runtime.layout.rows import owner_cuts, row_cuts, row_size
+from torsh_runtime.layout.rows import (
+    FlatLayout,
+    end_to_end,
+    even_layout,
+    even_owners,
+    owner_cuts,
+    row_cuts,
+    row_size,
+)
 
 __all__ = [
     "Flat",
+    "FlatLayout",
     "Overlap",
     "Partial",
     "Piece",
@@ -23,7 +32,10 @@ __all__ = [
     "ShardedTensor",
     "TensorLayout",
     "cover",
+    "end_to_end",
     "even_cuts",
+    "even_layout",
+    "even_owners",
     "overlaps",
     "owner_cuts",
     "row_cuts",

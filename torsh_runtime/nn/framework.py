@@ -83,8 +83,29 @@ class NnFramework:
     def allocate(self, values: Array) -> None:
         pass  # writing to it allocates it
 
+    def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target[...] = source
+
     def part(self, flat: Array, start: int, like: Tensor) -> Array:
         return flat[start : start + like.numel()].reshape(like.shape)
+
+    offloads = False
+
+    def pinned(self, size: int, dtype: str) -> Array:
+        return np.empty(size, self.dtype(dtype))
+
+    def aside(self, like: Tensor) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def copy_without_waiting(self, target: Array, source: Array) -> None:
+        target[...] = source
+
+    def moment(self, like: Tensor) -> Callable[[], None]:
+        return lambda: None
+
+    def offloading(self, call: Any, inputs: Any, named: Any, kept: Sequence[Array]) -> Any:
+        return call(*inputs, **named)
 
     def array(self, flat: Array) -> Array:
         return flat
@@ -188,7 +209,12 @@ class NnFramework:
     def communicates_in_backward(self, module: Module) -> bool:
         return False
 
-    def materialise(self, module: Module, initialise: Callable[[Any], object]) -> None:
+    def device(self, given: Any) -> str:
+        return str(given)
+
+    def materialise(
+        self, module: Module, initialise: Callable[[Any], object], device: str = "cpu"
+    ) -> None:
         initialise(module)
 
     def on_state_dict(self, module: Module, before: Call) -> None:

@@ -10,7 +10,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.diagnosis import Diagnosis, Findings
-from torshrun.agent.gpus import GpuChecks, make_probe
+from torshrun.agent.gpus import make_checks
 from torshrun.agent.hang_monitor import HangMonitor
+from torshrun.agent.recovery import Recovery
 from torshrun.agent.round import Round, ServeStore, first_worker
 from torshrun.agent.slowness import Slowness
 from torshrun.agent.standstill import Standstill
@@ -90,7 +91,7 @@ class Agent:
         self._group = WorkerGroup(
             self.keeper, self.pump, self._loop, self, self.commit_memory.inherited()
         )
-        self._gpus = GpuChecks(make_probe(self.spec.environ), lambda text: self._tell.say(text))
+        self._gpus = make_checks(config, self.spec.environ, lambda text: self._tell.say(text))
         self._telemetry = Telemetry(config, self._group, self._gpus.read)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record, self._keep_finding)
         self._watchdog = Watchdog(self._group, config.agent_timeout, self._on_heartbeat)
@@ -112,6 +113,8 @@ class Agent:
             lambda: self._diagnosis.node_rank,
         )
         self._time_limit = TimeLimit(config.time_limit, self._loop)
+        self._recovery = Recovery(self._loop, self._group, self._post)
+        self._reporting: asyncio.Task[None] | None = None
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
@@ -202,6 +205,7 @@ class Agent:
         if not self._last_signal or signo == signal.SIGINT:
             self._signalled = now  # what is only repeated must not hide an interrupt
         self._last_signal = signo
+        self._gpus.hurry()
         self._tell.emit("stop_requested", signal=signal_name(signo))
         self._post(protocol.StopRequested(signo))
 
@@ -329,7 +333,8 @@ class Agent:
         left = [worker for worker in self._group.workers if worker.alive]
         endings = [*self._group.endings, *left]
         found = self._found = await self._diagnosis.findings(endings, self._round)
-        broken = await self._gpus.find_faults() if found.cause and not self._last_signal else ""
+        looks = found.cause and not self._last_signal
+        broken = await self._gpus.after_failure(found) if looks else ""
         if broken:
             self._tell.gpus_broken(broken)
         self._tell.where_they_stood(await self._diagnosis.standing(endings))
@@ -357,6 +362,8 @@ class Agent:
             self._group.notify(instruction.signo, handled_only=instruction.handled_only)
         elif isinstance(instruction, protocol.StopWorkers):
             await self._stop_workers(instruction)
+        elif isinstance(instruction, protocol.Mend):
+            await self._mend(instruction)
         elif isinstance(instruction, protocol.TellRendezvous):
             self.rendezvous.report(instruction.report)
         elif isinstance(instruction, protocol.Leave):
@@ -382,7 +389,7 @@ class Agent:
         if self._watchdog.expired:  # the keeper's timer has run out before there was any worker
             self.on_dead_man()
             return
-        if broken := await self._gpus.find_faults():
+        if broken := await self._gpus.before_start():
             self._refuse_start(broken, exit_codes.GPU_BROKEN)
             return
         try:
@@ -397,6 +404,8 @@ class Agent:
             first = first_worker(config, place, self.scratch, store.endpoint, store.secret, ends_at)
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
             self._group.start(assign(self.spec, first, folder))
+            if config.is_alone and config.max_restarts:
+                self._recovery.start(store.store)
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._refuse_start(f"cannot start the workers: {error}")
 
@@ -405,6 +414,73 @@ class Agent:
         self._diagnosis.no_start = reason
         self._tell.start_failed(reason)
         self._post(protocol.NotStarted(self._tell.round, code=code))
+
+    # ---- workers that are replaced while the others continue
+
+    async def _mend(self, instruction: protocol.Mend) -> None:
+        if isinstance(instruction, protocol.EndRound):
+            await self._end_round()
+        elif isinstance(instruction, protocol.KillWorkers):
+            self._kill(instruction)
+        else:
+            await self._replace_workers(instruction.ranks)
+
+    async def _end_round(self) -> None:
+        self._hangs.stop()
+        self._slowness.stop()
+        assert self._round is not None
+        await self._recovery.end_round(self._round.number)
+
+    async def _report_lost(
+        self,
+        failure: protocol.ReportFailure,
+        endings: Sequence[Worker],
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        """Report a failure while the survivors go on, and after the report of the one before."""
+        if before is not None:
+            await before
+        await asyncio.sleep(machine.SETTLE_SECONDS)  # in which the last output comes
+        found = await self._diagnosis.findings(endings, self._round)
+        self._diagnosis.hung = {}
+        self._tell.failed(failure, found)
+        self._telemetry.count_failure(found)
+
+    def _kill(self, kill: protocol.KillWorkers) -> None:
+        why = "it did not leave the round in which another worker was lost"
+        if kill.is_hang and self._hangs.finding:
+            why = self._tell.hung(*self._hangs.finding)
+        self._diagnosis.hung = {**self._diagnosis.hung, **dict.fromkeys(kill.ranks, why)}
+        self._group.kill(kill.ranks)
+
+    async def _replace_workers(self, ranks: Sequence[int]) -> None:
+        """Begin the next round with the survivors, in the store and pages that they have."""
+        endings, before = self._group.endings, self._round
+        assert before is not None
+        try:
+            place = self.rendezvous.mend(time.monotonic() - self._group.begun)
+            self._tell.begin_round(place)
+            broken = await self._gpus.before_replacement()
+            failure = protocol.ReportFailure(place.restarts - 1, "broken" if broken else "replace")
+            self._reporting = self._start(self._report_lost(failure, endings, self._reporting))
+            if broken:
+                self._refuse_start(broken, exit_codes.GPU_BROKEN)
+                return
+            self._round = before._replace(number=place.round)
+            self._tell.round_started(place)
+            for rank in ranks:
+                before.pages.clear(rank - place.first_rank)
+            store, ends_at = before.store, self._time_limit.ends_at
+            first = first_worker(
+                self.config, place, self.scratch, store.endpoint, store.secret, ends_at
+            )
+            first = replace(first, status_file=before.pages.path, is_replacement=True)
+            folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
+            everyone = assign(self.spec, first, folder)
+            await self._recovery.begin_round(place.round, place.restarts)
+            self._group.replace([each for each in everyone if each.worker.rank in ranks])
+        except (OSError, RuntimeError, TorshError) as error:
+            self._refuse_start(f"cannot start the workers: {error}")
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()
@@ -456,6 +532,9 @@ class Agent:
         await self._answering.close()
         if self._settling:
             self._settling.cancel()
+        if self._reporting:  # what became of a lost worker is to be read before the end
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reporting
         self._time_limit.stop()
         await self._close_round()
         self._watchdog.stop()
@@ -476,6 +555,7 @@ class Agent:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
     async def _close_round(self) -> None:
+        self._recovery.stop()
         if self._round is not None:
             over, self._round, self._telemetry.pages = self._round, None, None
             await over.close()

@@ -80,6 +80,9 @@ def outlook(report: protocol.ReportFailure, budget: int) -> str:
         left = budget - report.restarts - 1
         when = f"in {report.delay:.1f} s" if report.delay else "now"
         return f"{attempt}: restarting {when}, {left} of {budget} restarts left"
+    if report.sequel == "replace":
+        left = budget - report.restarts - 1
+        return f"{attempt}: replaced while the others continue, {left} of {budget} restarts left"
     why = {
         "budget spent": ", no restarts left",
         "same start": " in the same way at its start as before, so it is not started again "

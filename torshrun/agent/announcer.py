@@ -314,7 +314,7 @@ class Announcer:
         from torshrun.failure.report import describe
 
         sequel, cause = report.sequel, found.cause
-        self._sequel = "" if sequel in ("restart", "undecided") else sequel
+        self._sequel = "" if sequel in ("restart", "replace", "undecided") else sequel
         if report.unkillable:
             self.say(unkillable(report.unkillable))
         alone = self._config.is_alone
@@ -331,7 +331,7 @@ class Announcer:
         self._own_finding = found.finding
         if found.finding and alone:
             self.found(found.finding)
-        if sequel == "restart":
+        if sequel in ("restart", "replace"):
             left = self._config.max_restarts - report.restarts - 1
             delay, reason = report.delay, found.summary
             self.emit("restart_scheduled", delay_seconds=delay, left=left, reason=reason)
@@ -405,7 +405,7 @@ class Announcer:
 
     def _tell_above(self, cause: Exit, report: protocol.ReportFailure, text: str) -> None:
         above = self._config.error_file
-        if above and report.sequel != "restart":
+        if above and report.sequel not in ("restart", "replace"):
             from torshrun.failure.error_file import write_account
 
             with contextlib.suppress(OSError):

@@ -146,7 +146,7 @@ class HangMonitor:
         # SIGABRT makes faulthandler write those that could not be had.
         told = any(texts.values()) or all(map(_leaves_stack, self.group.workers))
         signo = signal.SIGTERM if told else signal.SIGABRT
-        self.post(protocol.Hung(a_round.number, signo))
+        self.post(protocol.Hung(a_round.number, signo, hang.suspect))
 
     def _pardon(self, held: Collection[int]) -> None:
         """Go on, though others wait for these; said once a round."""

@@ -10,16 +10,38 @@ from __future__ import annotations
 import errno
 import math
 import signal
-from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import Literal
 
 from torshrun import exit_codes
-from torshrun.agent import protocol
+from torshrun.agent import mending, protocol
 from torshrun.agent.protocol import Cause, Event, Instruction
+from torshrun.agent.states import (
+    Attempt,
+    Busy,
+    Finished,
+    Mending,
+    Running,
+    State,
+    Step,
+    Stopping,
+    Waiting,
+)
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.signals import FIRST_CAUSES
 
+__all__ = [
+    "Attempt",
+    "Finished",
+    "Mending",
+    "Running",
+    "State",
+    "Stopping",
+    "Waiting",
+    "handle",
+    "summary",
+]
 SETTLE_SECONDS = 0.2
 """Seconds to wait after a failure for failures that follow from it, or that it follows from."""
 HUNG_GRACE = 5.0
@@ -35,77 +57,10 @@ _MADE_ROOM = exit_codes.PREEMPTED << 8
 """Status, as waitpid gives it, of a worker that ends because of a notice and is to be resumed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """A round, and what led to it."""
-
-    round: int = 0
-    restarts: int = 0
-    """Number of restarts of workers so far."""
-    noticed: frozenset[int] = frozenset()
-    """Signals that were passed on to the workers as a notice."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """State in which workers run."""
-
-    attempt: Attempt
-    alive: frozenset[int]
-    failing: bool = False
-    """True if a worker has failed; others may be about to."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopping:
-    """State in which all workers are being stopped."""
-
-    attempt: Attempt
-    cause: Cause
-    code: int = 0
-    """The exit code if workers did not start, or the dead man came."""
-    stopped_by: int = 0
-    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
-    decided: base.RoundClosing | base.JobOver | None = None
-    """Decision of the rendezvous in the meantime about what follows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """No worker runs; the rendezvous says what follows."""
-
-    attempt: Attempt = Attempt()
-    """The last one, if there was one."""
-    report: base.Report | None = None
-    """Report of the round before; None before the first one."""
-    unkillable: tuple[str, ...] = ()
-    """Processes that it left."""
-    is_broken: bool = False
-    """True if workers failed, and the GPUs here can be used no more."""
-    told: bool = False
-    """True if the user knows of its failure."""
-    settled: bool = False
-    """True if it is known that the job continued after it."""
-    stopped_by: int = 0
-    """The signal that asked for a stop, or SIGINT that insisted; 0 if none did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """State in which nothing is left to do."""
-
-    attempt: Attempt
-    code: int
-    outcome: base.Outcome
-
-
-State = Running | Stopping | Waiting | Finished
-Busy = TypeVar("Busy", Running, Stopping)
-Step = tuple[State, tuple[Instruction, ...]]
-
-
 def summary(state: State) -> tuple[str, str]:
     """Return the state's name, and what led to it, for people who follow the changes."""
+    if isinstance(state, Mending):
+        return "mending", f"ranks {sorted(state.lost)} are lost"
     if isinstance(state, Running):
         return "failing" if state.failing else "running", ""
     if isinstance(state, Stopping):
@@ -120,7 +75,7 @@ def handle(config: LaunchConfig, state: State, event: Event) -> Step:
         return state, ()
     if isinstance(event, protocol.KeeperLost):  # of whatever round: there is only one keeper
         return _on_keeper_lost(config, state)
-    if getattr(event, "round", state.attempt.round) != state.attempt.round:
+    if _is_past(state.attempt, event):
         return state, ()
     if isinstance(event, protocol.InternalError):  # the keeper, once let go, ends what runs
         return _finish(state.attempt, exit_codes.LOST, "lost")
@@ -133,6 +88,17 @@ def handle(config: LaunchConfig, state: State, event: Event) -> Step:
     if isinstance(state, Stopping):
         return _stopping(config, state, event)
     return _running(config, state, event)
+
+
+def _is_past(attempt: Attempt, event: Event) -> bool:
+    """Return whether an event is of a round whose workers are gone.
+
+    The end of a survivor of the rounds before may have been noted before this round was formed.
+    """
+    number = getattr(event, "round", attempt.round)
+    if isinstance(event, protocol.WorkerEnded):
+        return not attempt.since <= number <= attempt.round
+    return bool(number != attempt.round)
 
 
 def _finish(attempt: Attempt, code: int, outcome: base.Outcome, *before: Instruction) -> Step:
@@ -170,7 +136,7 @@ def _start_or_restart_workers(
     config: LaunchConfig, state: Waiting, event: base.RoundFormed
 ) -> Step:
     place = event.place
-    attempt = Attempt(round=place.round, restarts=place.restarts)
+    attempt = Attempt(round=place.round, since=place.round, restarts=place.restarts)
     if state.stopped_by:  # too late: this node is leaving
         report = base.Report(round=place.round, outcome="stopped")
         return replace(state, attempt=attempt), (protocol.TellRendezvous(report),)
@@ -217,8 +183,23 @@ def _tell_failure(
 
 
 def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
+    if isinstance(state, Mending):
+        return _mending(config, state, event)
+    if isinstance(event, protocol.Joined | protocol.Left):
+        return mending.joined_or_left(state, event), ()
     if isinstance(event, protocol.WorkerEnded):
+        if event.status and mending.can_go_on_without(config, state, event.rank):
+            return mending.begin(state, event.rank)
         return _on_worker_exit(config, state, event)
+    if isinstance(event, protocol.Hung):
+        culprits = mending.culprits(config, state, event.suspect)
+        if culprits:
+            return state, (protocol.KillWorkers(culprits, is_hang=True),)
+    return _running_on(config, state, event)
+
+
+def _running_on(config: LaunchConfig, state: Running, event: Event) -> Step:
+    """Handle what is the same whether or not lost workers are being replaced."""
     if isinstance(event, protocol.SettleOver) and state.failing:
         return _stop_workers(config, state, "failure")
     if isinstance(event, protocol.Noticed):
@@ -233,6 +214,19 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, protocol.DeadManFired):
         return _stop_workers(config, state, "dead man", code=exit_codes.LOST)
     return state, ()
+
+
+def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
+    if isinstance(event, protocol.ParkingOver):
+        return state, (protocol.KillWorkers(tuple(sorted(state.awaited))),)
+    if isinstance(event, protocol.Hung | protocol.SettleOver):
+        return state, ()
+    if not isinstance(event, mending.Followed):
+        return _running_on(config, state, event)
+    state = mending.follow(state, event)
+    if mending.is_hopeless(state):
+        return _stop_workers(config, state, "failure")
+    return (state, ()) if state.awaited else mending.next_round(state)
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:

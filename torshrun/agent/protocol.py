@@ -68,6 +68,33 @@ class Hung(NamedTuple):
     round: int
     signo: int
     """Signal with which to stop them."""
+    suspect: int = -1
+    """The rank that the others wait for; -1 if that cannot be told."""
+
+
+class Joined(NamedTuple):
+    """A worker can go on without others, and give its state to a replacement."""
+
+    rank: int
+
+
+class Left(NamedTuple):
+    """A worker that had joined goes on alone, and cannot meet a replacement any more."""
+
+    rank: int
+
+
+class Parked(NamedTuple):
+    """A worker has left the round that is over, and waits for the next."""
+
+    round: int
+    rank: int
+
+
+class ParkingOver(NamedTuple):
+    """The time in which workers were to park is over."""
+
+    round: int
 
 
 class Diagnosed(NamedTuple):
@@ -90,8 +117,9 @@ class InternalError(NamedTuple):
 
 
 OfRound = WorkerEnded | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
+Recovering = Joined | Left | Parked | ParkingOver
 Decided = base.RoundFormed | base.RoundClosing | base.JobOver
-Event = OfRound | StopRequested | Noticed | Decided | KeeperLost | InternalError
+Event = OfRound | Recovering | StopRequested | Noticed | Decided | KeeperLost | InternalError
 
 
 # ---- instructions
@@ -116,6 +144,26 @@ class StopWorkers(NamedTuple):
     signo: int
     grace: float
     cause: Cause
+
+
+class EndRound(NamedTuple):
+    """Tell the survivors that the round is over; nobody is stopped."""
+
+
+class KillWorkers(NamedTuple):
+    """Kill these workers with SIGKILL. They count as lost."""
+
+    ranks: tuple[int, ...]
+    is_hang: bool = False
+    """True if others wait for them; otherwise they have not parked in time."""
+
+
+class ReplaceWorkers(NamedTuple):
+    """Begin the next round with the survivors, and new workers in the place of these. Report why
+    these were lost.
+    """
+
+    ranks: tuple[int, ...]
 
 
 class PassOn(NamedTuple):
@@ -144,11 +192,15 @@ class ReportFailure(NamedTuple):
     """Tell the user about the round's failure and what happens next."""
 
     restarts: int
-    sequel: base.Sequel | Literal["undecided"]
-    """undecided: the nodes decide together, once the others have stopped their workers."""
+    sequel: base.Sequel | Literal["undecided", "replace"]
+    """undecided: the nodes decide together, once the others have stopped their workers. replace:
+    the lost workers are replaced, and the others continue."""
     delay: float = 0.0
     """Seconds until the restart."""
     unkillable: tuple[str, ...] = ()
 
 
-Instruction = StartWorkers | Settle | StopWorkers | PassOn | TellRendezvous | Leave | ReportFailure
+Mend = EndRound | KillWorkers | ReplaceWorkers
+Instruction = (
+    StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
+)

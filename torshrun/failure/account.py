@@ -1,8 +1,8 @@
 """Reads what a worker left in its error file: torchrun's account, and our own fields. Pure.
 
 {"message": {"message", "extraInfo": {"py_callstack", "timestamp"}}, "torsh": {"blame", "call",
-"recorded", "at", "versions"}}; torsh_runtime/error_file.py writes it. Workers write what they like,
-so everything is checked here.
+"recorded", "at", "is_end", "versions"}}; torsh_runtime/error_file.py writes it. Workers write what
+they like, so everything is checked here.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ class Account:
     """The last one that torch's recorder knows of; None is unknown."""
     at: float = 0.0
     """The time when it was written, on the node's monotonic clock, in seconds; 0 is unknown."""
+    is_end: bool = False
+    """True if the process ended itself because of the error right after it had written this."""
     versions: Mapping[str, str] = field(default_factory=lambda: _NONE, hash=False)
     """Versions of Python and of the libraries that it had loaded."""
 
@@ -62,6 +64,7 @@ def parse(content: str) -> Account:
         call=_short(own.get("call")),
         recorded=_recorded(own.get("recorded")),
         at=_moment(own.get("at")),
+        is_end=own.get("is_end") is True,
         versions=_versions(own.get("versions")),
     )
 

@@ -68,7 +68,7 @@ def blamed(exit_: Exit) -> Suspect | None:
     """Return whom it blames, if its first error does, or a library's raised from others."""
     if exit_.hung or (exit_.signo and exit_.signo != signal.SIGABRT and not exit_.raised):
         return None
-    if exit_.account.blame and (exit_.raised or not exit_.signo):
+    if exit_.account.blame and (exit_.raised or exit_.gave_reason or not exit_.signo):
         return exit_.account.blame
     words = last_words(exit_)
     if exit_.signo and not exit_.raised:  # before it aborts, a library says why
@@ -125,7 +125,7 @@ def _diagnose(exit_: Exit) -> Diagnosis:
         return of_ranks(Kind.MISMATCH, "", blame.text, "")
     if blame:
         return _LOST_OVER_NCCL if _OF_NCCL.search(blame.text) else _LOST_PEER
-    if exit_.signo and not exit_.raised:
+    if exit_.signo and not (exit_.raised or exit_.gave_reason):
         return _diagnose_signal(exit_, words)
     impostor = exit_.rank or exit_.rival
     trace = "\n".join(words.lines)

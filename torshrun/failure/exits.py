@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 
 from torshrun.failure.account import NO_ACCOUNT, Account
@@ -90,6 +91,11 @@ class Exit:
     def signo(self) -> int:
         """Return the signal that killed it; 0 if none did."""
         return self.status & 0x7F
+
+    @property
+    def gave_reason(self) -> bool:
+        """Return whether its program ended the process itself, after it had written why."""
+        return self.account.is_end and self.status in (signal.SIGABRT, 1 << 8)
 
     @property
     def failed(self) -> bool:

@@ -63,6 +63,8 @@ def last_words(exit_: Exit) -> Words:
     lines = stderr_lines(exit_)
     if exit_.raised and exit_.ending.trace:
         return _noted(exit_.ending)
+    if exit_.gave_reason and (reason := _accounted(exit_)):
+        return replace(reason, is_handled=False)
     stack = trace = accounted = None
     if exit_.signo in CRASHES and not exit_.raised:
         stack = find_stack(lines, _BEFORE_FATAL * (exit_.signo == signal.SIGABRT))

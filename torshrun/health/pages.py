@@ -133,6 +133,10 @@ class StatusPages:
         """Return what the workers have noted, by local rank."""
         return _read(self._descriptor, self._count)
 
+    def clear(self, local_rank: int) -> None:
+        """Clear the page of a worker that is gone, for its replacement."""
+        os.pwrite(self._descriptor, bytes(status.PAGE_BYTES), (local_rank + 1) * status.PAGE_BYTES)
+
     def close(self) -> None:
         """Close the file; it stays, and workers may continue to write to it."""
         os.close(self._descriptor)

@@ -51,6 +51,11 @@ class Alone(base.Rendezvous):
         else:
             self._end(base.Verdict(outcome=report.ending, code=report.code, reason=""))
 
+    def mend(self, seconds: float) -> base.NodeAssignment:
+        self._history = following(self._history, "", seconds)
+        self._round += 1
+        return self._place()
+
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._left = base.Verdict(outcome=outcome, code=code, reason=reason)
         if not self._in_round:

@@ -208,6 +208,14 @@ class Rendezvous(ABC):
     def report(self, report: Report) -> None:
         """Tell that none of this node's workers of a round runs any more, and why."""
 
+    def mend(self, seconds: float) -> NodeAssignment:
+        """Return the next round, in which this node's survivors go on and lost workers are
+        replaced, after a round of `seconds`.
+
+        It counts as a restart. Only a job of one node has such rounds.
+        """
+        raise NotImplementedError("rounds of several nodes end with all their workers")
+
     @abstractmethod
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         """Let this node leave the job; the others may continue.

@@ -17,6 +17,7 @@ class ServedStore:
         """Prepare to serve `store`; `release` gives up what it holds, after it was served."""
         from torsh_runtime.store.server import StoreServer
 
+        self.store = store
         self._server = StoreServer(store, secret)
         self._release = release
         self.secret = secret.hex()

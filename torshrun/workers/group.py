@@ -7,7 +7,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -88,6 +88,23 @@ class WorkerGroup:
         for assignment in assignments:
             self._spawn(assignment)
         self._settle()
+
+    def replace(self, assignments: Sequence[Assignment]) -> None:
+        """Start workers in the place of those of the same local ranks, which run no more."""
+        self.begun, self.endings = time.monotonic(), []
+        self._told, self._num_starting = False, len(assignments)
+        for assignment in assignments:
+            self._spawn(assignment)
+            self.workers[assignment.worker.local_rank] = self.workers.pop()
+        self._become("starting", f"{len(assignments)} replacements")
+        self._settle()
+
+    def kill(self, ranks: Collection[int]) -> None:
+        """Kill these workers with SIGKILL."""
+        for worker_id, worker in self._present.items():
+            if worker.rank in ranks and worker.alive:
+                self.keeper.signal(worker_id, signal.SIGKILL)
+        self._flush()
 
     def prepare(
         self, make: Callable[[ZygoteServices], Standbys], complain: Callable[[str], None]

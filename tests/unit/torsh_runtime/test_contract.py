@@ -31,6 +31,7 @@ PLACE = WorkerEnv(
     status_file="/tmp/status",
     metrics_at="http://127.0.0.1:9090/metrics",
     jax_coordinator_port=4001,
+    is_replacement=True,
     ends_at=1234.5,
 )
 

@@ -12,8 +12,10 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Protocol
 
+from torsh_runtime.backends.contained import run_callback
 from torsh_runtime.backends.library.failure_notifications import Call, FailureCause
 from torsh_runtime.backends.work import Work, in_seconds
 from torsh_runtime.errors import CommError, CommTimeout
@@ -118,7 +120,7 @@ class CoroutineWork(Work):
                 self._advance()
             callbacks = self._take_callbacks()
         for callback in callbacks:
-            callback(self)
+            run_callback(partial(callback, self))
         return self._over
 
     def exception(self) -> BaseException | None:

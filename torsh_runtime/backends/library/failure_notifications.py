@@ -47,16 +47,20 @@ class FailureCause(NamedTuple):
     """Name of the CommError."""
     arguments: tuple[Any, ...]
     """The arguments from which the error is constructed."""
+    members: tuple[int, ...] = ()
+    """The group's ranks as the launched job numbers them; () if they are unknown."""
 
     @classmethod
     def of(cls, error: CommError) -> FailureCause:
         """Return the cause from which an equal error can be constructed."""
         made_of: Any = error.__reduce__()
-        return cls(type(error).__name__, made_of[1])
+        return cls(type(error).__name__, made_of[1], tuple(error.members))
 
     def error(self) -> CommError:
         """Return a new error that reports this cause."""
-        return _KINDS[self.kind](*self.arguments)
+        made = _KINDS[self.kind](*self.arguments)
+        made.members = self.members
+        return made
 
 
 @dataclass(slots=True)

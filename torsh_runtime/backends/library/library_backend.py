@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.library.failure_notifications import (
@@ -38,14 +39,20 @@ class LibraryBackend(Backend):
         self._look_every = max(_LOOK, _LOOK_PER_RANK * world_size)
         self._recorder: GroupRecorder | None = None
         self._name = ""
+        self._job_ranks: Sequence[int] = ()
 
-    def note_as(self, name: str) -> None:
+    def note_as(self, name: str, job_ranks: Sequence[int] = ()) -> None:
         self._name = name
+        self._job_ranks = job_ranks
         self._recorder = GroupRecorder.of(name, self._world_size, str(self.type))
 
     def note_title(self, title: str) -> None:
         if self._recorder is not None:
             note_title(self._name, title)
+
+    @property
+    def job_ranks(self) -> Sequence[int]:
+        return self._job_ranks
 
     @property
     def failed(self) -> bool:
@@ -87,7 +94,7 @@ class LibraryBackend(Backend):
         with self._state:
             if self._cause is not None:
                 return self._cause
-            told = self._news.report(cause)
+            told = self._news.report(cause)._replace(members=tuple(self._job_ranks))
             self._when_ended(told)
             self._cause = told
         self._halt()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from itertools import count
 
+from torsh_runtime.backends.contained import run_callback
 from torsh_runtime.backends.native.compiled import _native
 
 _IDLE = 1.0
 """Seconds after which a thread that nothing is left for ends."""
-_log = logging.getLogger("torsh_runtime")
 
 
 class Callbacks:
@@ -43,10 +42,7 @@ class Callbacks:
     def _call(self, number: int) -> None:
         with self._lock:
             call = self._waiting.pop(number)
-        try:
-            call()
-        except BaseException:  # whoever else waits for a callback must not wait in vain
-            _log.exception("a callback of an asynchronous operation has failed")
+        run_callback(call)
 
     def _is_idle(self, ended: list[int]) -> bool:
         with self._lock:

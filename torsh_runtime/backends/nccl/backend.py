@@ -89,6 +89,15 @@ class NcclBackend(NcclLaunching):
                 self._end(cause)
         return super().ended()
 
+    def end(self, cause: FailureCause) -> None:
+        """End because another part of the group has failed."""
+        self._end(cause)
+
+    def end_apart(self, cause: FailureCause) -> None:
+        """Do so in a thread of its own, unless the calling thread is just ending this part."""
+        if not self.failed and threading.current_thread() is not self._failing:
+            self._fail(self._end, cause)
+
     def abort(self) -> None:
         self._is_own_doing = True
         super().abort()
@@ -218,6 +227,7 @@ class NcclBackend(NcclLaunching):
 
     def _release(self) -> None:
         self._companion = None
+        self._in_graphs.clear()
         self._watcher.remove(self)
         for thread in (self._failing, self._aborting):
             if thread is not None and thread is not threading.current_thread():

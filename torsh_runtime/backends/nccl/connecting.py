@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 from torsh_runtime.backends.library.failure_notifications import Call
 from torsh_runtime.backends.nccl.library import Communicator, Device, Nccl
 from torsh_runtime.backends.nccl.loading import library_call
+from torsh_runtime.backends.nccl.streams import Captures
 from torsh_runtime.errors import CommTimeout, StoreTimeout
 from torsh_runtime.store.client import StoreClient
 
@@ -72,6 +73,7 @@ def communicator(
     meeting = nccl.UniqueId.from_bytes(_exchange(place, own, wait)[0])
 
     def initialise() -> T:
+        Captures().tolerate()  # of other threads: NCCL allocates memory
         library_call(device.set_current)
         number = place.ranks.index(place.rank)
         made = nccl.Communicator.init(len(place.ranks), number, meeting)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 import numpy as np
 
@@ -33,6 +33,10 @@ FLOAT8 = "float8_"
 class Framework(Protocol):
     """Lists what a library can do with its arrays. Flat ones are contiguous, of one dimension."""
 
+    @property
+    def gives_graphs_memory(self) -> bool:
+        """Return whether memory that is allocated in a capture serves nothing but that graph."""
+
     def flat(self, array: Any) -> Any:
         """Return the elements: the array's own memory if it is contiguous, else a copy."""
 
@@ -50,6 +54,9 @@ class Framework(Protocol):
 
     def on_stream(self, device: int, handle: int) -> AbstractContextManager[object]:
         """Return a context manager that makes this the library's current stream of the device."""
+
+    def bytes_on(self, device: int, count: int) -> Any:
+        """Return a new array of bytes on the device, without contents."""
 
     def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
         """Return a copy of a numpy array on the device."""
@@ -126,6 +133,7 @@ def _framework(array: object) -> Framework | None:
 @dataclass(frozen=True)
 class _Cupy:
     cupy: Any
+    gives_graphs_memory: ClassVar[bool] = False
 
     def flat(self, array: Any) -> Any:
         with array.device:
@@ -149,6 +157,10 @@ class _Cupy:
     def on_stream(self, device: int, handle: int) -> Iterator[None]:
         with self.on_device(device), self.cupy.cuda.ExternalStream(handle, device):
             yield
+
+    def bytes_on(self, device: int, count: int) -> Any:
+        with self.cupy.cuda.Device(device):
+            return self.cupy.empty(count, "uint8")
 
     def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
         with self.cupy.cuda.Device(device):
@@ -187,6 +199,7 @@ class _Cupy:
 @dataclass(frozen=True)
 class _Torch:
     torch: Any
+    gives_graphs_memory: ClassVar[bool] = True
 
     def flat(self, array: Any) -> Any:
         if array.layout is not self.torch.strided or array.is_conj() or array.is_neg():
@@ -211,6 +224,9 @@ class _Torch:
         return cast(
             AbstractContextManager[object], cuda.stream(cuda.ExternalStream(handle, device))
         )
+
+    def bytes_on(self, device: int, count: int) -> Any:
+        return self.torch.empty(count, dtype=self.torch.uint8, device=f"cuda:{device}")
 
     def uploaded(self, numbers: NDArray[Any], device: int) -> Any:
         return self.torch.as_tensor(numbers, device=f"cuda:{device}")

@@ -8,13 +8,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from torsh_runtime.backends.contained import run_callback
 from torsh_runtime.backends.library.failure_notifications import Call, FailureCause
+from torsh_runtime.backends.nccl.callbacks import run_soon
 from torsh_runtime.backends.nccl.device import Framework
 from torsh_runtime.backends.nccl.library import Event
 from torsh_runtime.backends.nccl.streams import OwnStream
 
-_PER_THREAD = 2
-"""The handle of the default stream of whichever thread, CU_STREAM_PER_THREAD."""
+PER_THREAD = 2
+"""The handle of the default stream of whichever thread, CU_STREAMPER_THREAD."""
 
 
 @dataclass(slots=True, eq=False)
@@ -122,7 +124,7 @@ class Flights:
             for handle in callers:
                 self._own.caller(handle).wait(flight.end)
             flight.is_awaited = True
-            if set(flight.followed) <= set(callers) - {_PER_THREAD}:
+            if set(flight.followed) <= set(callers) - {PER_THREAD}:
                 flight.operands = ()
         return True
 
@@ -133,7 +135,7 @@ class Flights:
             if not is_over:
                 flight.callbacks = [*flight.callbacks, callback]
         if is_over:
-            callback()
+            run_callback(callback)
 
     def fail(self, cause: FailureCause, others: Sequence[Flight] = ()) -> bool:
         """End all operations, and `others`, with a failure.
@@ -162,5 +164,4 @@ class Flights:
 def _call_back(flights: Sequence[Flight]) -> None:
     for flight in flights:
         callbacks, flight.callbacks = flight.callbacks, ()
-        for callback in callbacks:
-            callback()
+        run_soon(callbacks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import cast
 
@@ -61,6 +61,7 @@ class LateNcclBackend(Backend):
         self._companion: Companion | None = None
         self._block: tuple[int, ExitStack] | None = None
         self._name = ""
+        self._job_ranks: Sequence[int] = ()
 
     @classmethod
     def connect(
@@ -76,6 +77,10 @@ class LateNcclBackend(Backend):
         news = FailureNotifications(store, rank, world_size, cls.type)
         news.meet(timeout)
         return cls(Place(store, rank, range(world_size)), news)
+
+    @property
+    def job_ranks(self) -> Sequence[int]:
+        return self._job_ranks
 
     @property
     def failed(self) -> bool:
@@ -110,8 +115,9 @@ class LateNcclBackend(Backend):
             block, self._block = self._block[1], None
             block.enter_context(made.coalescing())
 
-    def note_as(self, name: str) -> None:
+    def note_as(self, name: str, job_ranks: Sequence[int] = ()) -> None:
         self._name = name
+        self._job_ranks = job_ranks
 
     def note_title(self, title: str) -> None:
         if self._name:
@@ -142,8 +148,8 @@ class LateNcclBackend(Backend):
     def end(self, cause: FailureCause) -> None:
         """End all parts of the group, because one has failed, which calls this."""
         self._note(cause)
-        if len(self._parts) > 1:  # in a thread, as what calls this is just ending itself
-            threading.Thread(target=self._abort_all, name="torsh-nccl-end", daemon=True).start()
+        for made in [*self._parts.values()]:
+            made.end_apart(cause)
 
     def told(self) -> None:
         """Note that the program has heard of the group's failure."""
@@ -152,7 +158,9 @@ class LateNcclBackend(Backend):
 
     def abort(self) -> None:
         text = f"rank {self._rank} aborted the group. Destroy the process group and make a new one."
-        self._end(FailureCause("CommAborted", (text,)))
+        self._note(FailureCause("CommAborted", (text,)))
+        for made in [*self._parts.values()]:
+            made.abort()
 
     def close(self) -> None:
         with self._state:
@@ -199,6 +207,7 @@ class LateNcclBackend(Backend):
         except BaseException as error:
             if not self._closed:  # else by another thread; the others hear that it has left
                 told = self._end(self._failure(kind, error))
+                self.told()
                 if isinstance(error, Exception):
                     raise told.error() from error
             raise
@@ -213,7 +222,7 @@ class LateNcclBackend(Backend):
                 made.abort()
                 raise
             if self._name:
-                backend.note_as(self._name)
+                backend.note_as(self._name, self._job_ranks)
             has_pairs = peer is not None or self._parts
             companion = self if has_pairs else self._companion
             if companion is not None:
@@ -258,21 +267,21 @@ class LateNcclBackend(Backend):
     def _end(self, cause: FailureCause) -> FailureCause:
         """End the group after a failure; return the cause, which is what any rank noted first."""
         told = self._note(cause)
-        self._abort_all()
+        self._end_all(told)
         return told
 
     def _note(self, cause: FailureCause) -> FailureCause:
         with self._state:
             if self._cause is None:
-                told = self._news.report(cause)
+                told = self._news.report(cause)._replace(members=tuple(self._job_ranks))
                 if self._companion is not None:
                     self._companion.end(told)
                 self._cause = told
             return self._cause
 
-    def _abort_all(self) -> None:
+    def _end_all(self, cause: FailureCause) -> None:
         for made in [*self._parts.values()]:
-            made.abort()
+            made.end(cause)
 
 
 def _device(op: Op) -> int | None:

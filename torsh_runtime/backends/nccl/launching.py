@@ -13,7 +13,7 @@ from torsh_runtime.backends.library.failure_notifications import (
     FailureCause,
     FailureNotifications,
 )
-from torsh_runtime.backends.nccl.flights import Flight, Flights
+from torsh_runtime.backends.nccl.flights import PER_THREAD, Flight, Flights
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
 from torsh_runtime.backends.nccl.operations import NcclOperations
 from torsh_runtime.backends.nccl.plans import Ready
@@ -25,6 +25,14 @@ from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
 _MESSAGES = ("send", "recv")
+_OF_DEFAULT_STREAM = (
+    "CUDA's default stream cannot be used while a stream that waits for it is captured in a graph: "
+    "begin the operation on a stream of your own, or after the capture"
+)
+_IN_CAPTURE = (
+    "the group's operations are being captured in a CUDA graph: begin this one on the captured "
+    "stream, after the capture, or in another group"
+)
 Block = list[tuple[Flight, Ready]]
 """Operations that are launched together."""
 
@@ -48,6 +56,10 @@ class NcclLaunching(NcclOperations):
         super().__init__(nccl, cuda, communicator, news)
         self._captures = Captures()
         self._flights = Flights(self._own)
+        self._is_captured = False
+        """Whether the group's stream may belong to a capture that goes on."""
+        self._in_graphs: list[Flight] = []
+        """Captured operations whose arrays are kept, in order."""
         self._block: Block | None = None
         self._beginning: Flight | None = None
         self._companion: Companion | None = None
@@ -65,6 +77,7 @@ class NcclLaunching(NcclOperations):
         if self._cause is not None or self._closed or (companion and companion.cause()):
             self._check_usable()
         with self._turn:
+            in_block = self._block is not None
             if len(self._own.free) < 2:
                 self._sweep()
             is_message, now = op.kind in _MESSAGES, time.monotonic()
@@ -103,7 +116,7 @@ class NcclLaunching(NcclOperations):
         if self._cause is not None:
             self._flights.fail(self._cause)
         work = CapturedWork(self, flight) if flight.is_captured else StreamWork(self, flight)
-        if not async_op and self._block is None:
+        if not async_op and not in_block:
             self._finish(work, flight)
         return work
 
@@ -119,8 +132,12 @@ class NcclLaunching(NcclOperations):
         flight.operands, flight.followed = ready.held, callers
         for handle in callers:
             error, status = self._captures.status_of(handle)
+            if int(error) == self._captures.implicit:
+                raise ValueError(_OF_DEFAULT_STREAM)
             if status != self._captures.none and not int(error):
-                flight.is_captured = True
+                flight.is_captured = self._is_captured = True
+            elif self._is_captured:
+                self._check_not_captured()
             caller = own.callers.get(handle) or own.caller(handle)
             # An event that was recorded in a capture stands for a place in its graph.
             stream.wait(caller.record(None if flight.is_captured else own.arrival))
@@ -141,8 +158,16 @@ class NcclLaunching(NcclOperations):
             flight.end = stream.record(own.free.pop())
             self._flights.append(flight)
 
+    def _check_not_captured(self) -> None:
+        """Raise ValueError if the group's stream belongs to a capture that goes on."""
+        error, status = self._captures.status_of(self._own.handle)
+        self._is_captured = status != self._captures.none and not int(error)
+        if self._is_captured:
+            raise ValueError(_IN_CAPTURE)
+
     def _captured(self, flight: Flight) -> None:
-        flight.operands, flight.is_over = (), True
+        flight.is_over = True
+        self._in_graphs.append(flight)  # which keeps its arrays
         if flight.noted is not None:
             flight.noted.leave(False)
 
@@ -167,13 +192,14 @@ class NcclLaunching(NcclOperations):
 
     @contextmanager
     def coalescing(self) -> Iterator[None]:
-        self._block = []
-        self._nccl.group_start()
-        try:
-            yield
-        finally:
-            block, self._block = self._block, None
-            self._launch(block)
+        with self._turn:  # operations of other threads come after the block
+            self._block = []
+            self._nccl.group_start()
+            try:
+                yield
+            finally:
+                block, self._block = self._block, None
+                self._launch(block)
 
     def _launch(self, block: Block) -> None:
         """Launch what was handed over in a block."""
@@ -266,7 +292,16 @@ class NcclLaunching(NcclOperations):
             for handle in callers:
                 if flight.end is not None:
                     self._own.caller(handle).wait(flight.end)
+        if flight in self._in_graphs and set(flight.followed) <= set(callers) - {PER_THREAD}:
+            place = self._in_graphs.index(flight) + 1
+            kept = [each for each in self._in_graphs[:place] if not _has_graphs_memory(each)]
+            self._in_graphs[:place] = kept
 
     def call_back(self, flight: Flight, callback: Callable[[], None]) -> None:
         """Call it when the operation is over; at once if that is so."""
         self._flights.call_back(flight, callback)
+
+
+def _has_graphs_memory(flight: Flight) -> bool:
+    """Return whether what is freed in the capture of the operation is used in its graph only."""
+    return all(each.gives_graphs_memory for each in flight.frameworks)

@@ -195,7 +195,7 @@ class NcclOperations(LibraryBackend):
         return self._ready([message], begin, _copying([message]), peer)
 
     def _barrier(self) -> Ready:
-        token = Operand(loaded_framework().uploaded(np.zeros(1, np.uint8), self._device))
+        token = Operand(loaded_framework().bytes_on(self._device, 1))  # captures refuse uploads
 
         def begin(nccl: Communicator, stream: Stream) -> None:
             nccl.allreduce(token.bytes, token.bytes, self._nccl.SUM, stream=stream)

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Protocol
 
+from torsh_runtime.backends.contained import run_callback
 from torsh_runtime.backends.library.failure_notifications import Call
 from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.work import Work, in_seconds
@@ -42,7 +43,7 @@ class Group(Protocol):
 
 class StreamWork(Work):
     """An operation on a stream. `wait()` makes the current stream wait; `wait(timeout)`, and that
-    of a barrier, the processor. Callbacks are called by the thread that watches.
+    of a barrier, the processor. Callbacks are called by a thread of their own.
     """
 
     def __init__(self, group: Group, flight: Flight) -> None:
@@ -114,4 +115,4 @@ class CapturedWork(Work):
         return None
 
     def add_done_callback(self, callback: Callable[[Work], None]) -> None:
-        callback(self)
+        run_callback(lambda: callback(self))

@@ -95,6 +95,7 @@ class Captures:
         is an error while another is captured."""
         self.none = self._driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
         """The status of a stream that is not captured."""
+        self.implicit = int(self._driver.CUresult.CUDA_ERROR_STREAM_CAPTURE_IMPLICIT)
 
     def tolerate(self) -> None:
         """Let the calling thread query events from now on, whatever is captured elsewhere."""

@@ -78,4 +78,4 @@ def _tell(error: CommError, consequence: str) -> None:
         sys.stderr.write(f"torsh: {what}: {error} {consequence}\n")
         sys.stderr.flush()
     with suppress(Exception):
-        leave_account(error)
+        leave_account(error, is_end=True)

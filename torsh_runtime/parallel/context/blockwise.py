@@ -242,6 +242,7 @@ class Gathering(Route):
     def __init__(self, group: ProcessGroup, seen: Sequence[Sequence[int]]) -> None:
         """Make a route for one pass. `seen`: as for a Ring."""
         self._group, self._lengths = group, [each[rank] for rank, each in enumerate(seen)]
+        self._are_equal = min(self._lengths) == max(self._lengths)
         self._sums: dict[int, Block] = {}
         self._source = 0
 
@@ -254,6 +255,10 @@ class Gathering(Route):
             yield self._source, [parts[self._source] for parts in gathered]
 
     def _gathered(self, own: Array) -> list[Array]:
+        if self._are_equal:
+            everything = empty(own, (len(self._lengths), *own.shape))
+            self._group.all_gather_into_tensor(everything, own)
+            return [*everything]
         parts = [empty(own, resized(own.shape, 2, length)) for length in self._lengths]
         self._group.all_gather(parts, own)
         return parts
@@ -264,9 +269,14 @@ class Gathering(Route):
     def returned(self) -> Block:
         found = []
         for sums in zip(*(self._sums[rank] for rank in range(self._group.world_size)), strict=True):
-            parts = _by_token(sums)
-            own = empty(parts[0], parts[self._group.rank].shape)
-            self._group.reduce_scatter(own, parts)
+            own = empty(sums[0], sums[self._group.rank].swapaxes(1, 2).shape)
+            if self._are_equal:
+                everything = empty(own, (len(sums), *own.shape))
+                for part, each in zip(everything, sums, strict=True):
+                    part[...] = each.swapaxes(1, 2)
+                self._group.reduce_scatter_tensor(own, everything)
+            else:
+                self._group.reduce_scatter(own, _by_token(sums))
             found.append(own.swapaxes(1, 2))
         return found
 

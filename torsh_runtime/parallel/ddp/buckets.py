@@ -35,9 +35,16 @@ class Buckets:
         )
         self._shapes = [tuple(parameter.shape) for _, parameter in self._parameters]
         self._flat: dict[Kind, Any] = {}
-        self._order = list(reversed(range(len(self._parameters))))
+        self._order = self._first_order()
         self._next_order: list[int] | None = None
         self._buckets: list[Bucket] = []
+
+    def begin_anew(self) -> None:
+        """Lay out the buckets as for the first pass, in new memory: ranks share it by the group."""
+        self._flat, self._order, self._next_order = {}, self._first_order(), None
+
+    def _first_order(self) -> list[int]:
+        return list(reversed(range(len(self._parameters))))
 
     def open(self) -> None:
         """Begin a pass whose gradients are averaged. The first call allocates the memory, on all

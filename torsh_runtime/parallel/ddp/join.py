@@ -14,7 +14,7 @@ from torsh_runtime.errors import ConfigError, GradientError
 
 _LEFT = (
     "has no batch left: give all ranks as many batches, or leave throw_on_early_termination out, "
-    "so that the others go on"
+    "so that the others continue"
 )
 
 

@@ -69,7 +69,7 @@ class Reducer:
     ) -> None:
         """agree: called by all ranks, with the hook, before gradients are averaged for the first
         time."""
-        self._agree = agree
+        self._agree = self._first_agreement = agree
         self._model = model
         self._framework = framework_of(model)
         self._group = replicas.group
@@ -106,6 +106,15 @@ class Reducer:
             )
         self._hook = (state, hook)
 
+    def begin_anew(self) -> None:
+        """Begin as if no gradients had been averaged yet, on all ranks of a group that has been
+        configured anew; also amid a backward pass that was broken off."""
+        self.expect(True)
+        self._passes = self._broken_off = 0
+        self._used, self._unreached, self._usual = {}, None, None
+        self._is_first, self._agree = True, self._first_agreement
+        self._buckets.begin_anew()
+
     def expect(self, averages: bool) -> None:
         """Prepare for a backward pass whose gradients are averaged if `averages`, and drop one
         that was broken off."""
@@ -125,6 +134,11 @@ class Reducer:
             numbers = range(len(self._parameters)) if reached else ()  # else of unknown kinds
             missed = {i for i in numbers if id(self._parameters[i][1]) not in reached}
             self._unreached = missed if self._unreached is None else self._unreached & missed
+
+    @property
+    def has_hook(self) -> bool:
+        """Return whether gradients are averaged by a registered hook."""
+        return self._hook is not None
 
     def is_next_averaged(self) -> bool:
         """Return whether the next backward pass is the last one before gradients are averaged."""

@@ -100,7 +100,9 @@ class DistributedDataParallel:
             self._config = replace(config or self._config, **_fields(fields))
             _check_parameters(module)
         options = _options(self._config, broadcast_buffers, init_sync)
-        if init_sync:
+        if self._group.is_unmet and attempt.error is None:
+            pass  # it gets the others' values, and is compared with them, when it has joined them
+        elif init_sync:
             told = {**options, **self._replicas.told(with_all=True)}
             agree(self._group, _NAME, told, attempt.error, SAME_MODEL)
             self._replicas.send(0, self._everything())
@@ -160,6 +162,24 @@ class DistributedDataParallel:
         if self._reducer is None:  # one rank alone compresses, too
             self._reducer = Reducer(self.module, self._replicas, self._config)
         self._reducer.register_hook(state, hook)
+
+    @property
+    def has_hook(self) -> bool:
+        """Return whether gradients are averaged by a hook or compressed."""
+        return self._reducer is not None and self._reducer.has_hook
+
+    def begin_anew(self) -> None:
+        """Drop gradients that were being averaged, as all ranks do once their group has been
+        configured anew.
+
+        Example:
+            ```python
+            tr.group.WORLD.configure(tr.get_store(), "", rank, world_size, quorum_id=1)
+            model.begin_anew()
+            ```
+        """
+        if self._reducer is not None:
+            self._reducer.begin_anew()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Framework
+from torsh_runtime.framework.models import kind_of
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 
 
@@ -99,10 +100,11 @@ class AwaitedValues:
         if not self._awaiting:
             return
         if not self._are_given:
+            device = kind_of(self._awaiting[0].units[0].parameters[0])[1]
             raise ConfigError(
-                "parameters were on the meta device when they were sharded, and have no values: "
-                "call model.to_empty(device='cpu') and then what initialises the model, as "
-                "model.reset_parameters(), or model.load_state_dict()"
+                f"parameters were on the meta device when they were sharded, and have no values: "
+                f"call model.to_empty(device={device!r}) and then what initialises the model, as "
+                f"model.reset_parameters(), or model.load_state_dict()"
             )
         self._settle()
         for each in self._awaiting:

@@ -207,13 +207,19 @@ class FsdpConfig:
     """Dtypes in which the model computes and communicates."""
     cpu_offload: bool = False
     """Keep parts, their gradients and therefore the optimizer's state in the memory of the CPU,
-    as a model on the CPU does anyway. Raises ConfigError with a model that is elsewhere."""
+    as a model on the CPU does anyway. Replicated units stay on the GPU."""
     activation_checkpointing: bool = False
     """Let units within the model keep only their inputs, and compute everything once more in the
     backward pass (Chen et al., 2016). A unit within another such unit counts as a part of that."""
+    activation_offload: bool = False
+    """Let units within the model keep what their backward pass needs in the memory of the CPU, if
+    they compute on a GPU."""
     param_init_fn: Callable[[Any], object] | None = None
     """Called with each module that has parameters or buffers on the meta device, once they have
     memory: gives them values. None: module.reset_parameters()."""
+    device: Any = None
+    """Device on which these get memory, by torch's name, number or class for it. None: the current
+    GPU if the process group has a backend for GPUs, and else the CPU."""
     find_unused_parameters: bool = False
     """Let a parameter that this rank has not used in a pass count as one with zero gradients if
     another rank has used it. Gradients are then averaged at the end of backward passes, until when
@@ -239,6 +245,11 @@ class FsdpConfig:
                 raise ConfigError(
                     f"{name} must be a {wanted.__name__}(), not {getattr(self, name)!r}"
                 )
+        if self.activation_checkpointing and self.activation_offload:
+            raise ConfigError(
+                "units of activation_checkpointing keep no activations to be offloaded: leave one "
+                "of activation_checkpointing and activation_offload out"
+            )
         if self.param_init_fn is not None and not callable(self.param_init_fn):
             raise ConfigError(f"param_init_fn must be a function, not {self.param_init_fn!r}")
 
@@ -252,7 +263,8 @@ class FsdpConfig:
         named = {each.name: getattr(self, each.name) for each in fields(self)}
         if isinstance(self.auto_wrap_policy, CustomAutoWrap):  # functions have no common name
             named["auto_wrap_policy"] = "CustomAutoWrap"
-        del named["param_init_fn"]  # a rank may have values while others have none
+        # A rank may have values while others have none, and its own GPU.
+        del named["param_init_fn"], named["device"]
         return named
 
 

@@ -37,16 +37,14 @@ from torsh_runtime.parallel.fsdp.config import (
     precision_of,
     units_of,
 )
-from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, StorageStrategy
+from torsh_runtime.parallel.fsdp.device_storage import DeviceStorage
+from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState, owning
-from torsh_runtime.parallel.fsdp.storage import (
-    CommonStorage,
-    GatheredStorage,
-    Nodes,
-    NodeStorage,
-    ReplicatedStorage,
-)
+from torsh_runtime.parallel.fsdp.node_storage import Nodes, NodeStorage
+from torsh_runtime.parallel.fsdp.offloaded_storage import OffloadedStorage
+from torsh_runtime.parallel.fsdp.storage import CommonStorage, GatheredStorage, ReplicatedStorage
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.layouts import layouts_of
@@ -127,11 +125,11 @@ def check_parameters(model: Module, config: FsdpConfig) -> None:
         raise ConfigError("the model has no parameters: there is nothing to shard")
     for dtype in config.mixed_precision.dtypes():
         framework.dtype(dtype)
-    devices = {kind_of(each)[1] for _, each in named}
-    if config.offloads and not devices <= {"cpu", "meta"}:
+    is_on_gpu = not {kind_of(each)[1] for _, each in named} <= {"cpu", "meta"}
+    if (config.offloads or config.activation_offload) and is_on_gpu and not framework.offloads:
         raise ConfigError(
-            f"cpu_offload keeps what a rank has of a model where that is, which is on "
-            f"{', '.join(sorted(devices))}: moving it from there is not supported, leave it out"
+            f"models of {framework.name} on GPUs are not offloaded to the memory of the CPU: leave "
+            f"cpu_offload and activation_offload out, or take a model of torch"
         )
     sparse = [
         name for name, each in model.named_modules() if framework.gives_sparse_gradients(each)
@@ -185,12 +183,16 @@ def _is_within_any(name: str, paths: Collection[str]) -> bool:
 class Initialiser:
     """Gives modules memory and values when they are needed, each once."""
 
-    def __init__(self, model: Module, initialise: Callable[[Any], object] | None) -> None:
-        self._framework, self._initialise = framework_of(model), initialise
+    def __init__(
+        self, model: Module, initialise: Callable[[Any], object] | None, device: Any
+    ) -> None:
+        self._framework, self._initialise, self._device = framework_of(model), initialise, device
         self._left = [each for each in model.named_modules() if is_meta(each[1])]
 
     def check(self) -> None:
-        """Raise ConfigError for modules on the meta device that nothing can initialise."""
+        """Raise ConfigError for modules on the meta device that nothing can initialise, and for a
+        device that is none."""
+        self._device = self._framework.device(self._device)
         if self._initialise is not None:
             return
         without = [repr(name) for name, m in self._left if own_initialiser(m) is None]
@@ -199,6 +201,11 @@ class Initialiser:
                 f"module(s) {', '.join(without[:5])} are on the meta device and have no "
                 f"reset_parameters(): pass param_init_fn, which gives a module's tensors values"
             )
+
+    def devices(self, parameters: Sequence[Any]) -> set[str]:
+        """Return the types of the devices that these parameters are or will be on."""
+        found = {kind_of(each)[1] for each in parameters}
+        return {str(self._device if each == "meta" else each).split(":")[0] for each in found}
 
     def have(self, parameters: Sequence[Any]) -> bool:
         """Initialize the modules of these parameters, if that is still to do. Return whether it
@@ -222,7 +229,9 @@ class Initialiser:
         self._left.remove(named)
         module = named[1]
         call = self._initialise or own_initialiser(module)
-        self._framework.materialise(module, lambda each: call(each) if call is not None else None)
+        self._framework.materialise(
+            module, lambda each: call(each) if call is not None else None, self._device
+        )
 
 
 def outermost(units: Sequence[FSDPParamGroup]) -> list[FSDPParamGroup]:
@@ -254,14 +263,30 @@ class UnitMaker:
         self._over, self._copies, self._group = over, copies, over.group
         self._ledger = ledger
         self._nodes: Nodes | None = None
-        self._initialiser = Initialiser(model, config.param_init_fn)
+        device = config.device
+        if device is None:
+            device = "cuda" if "nccl" in self._group.backend else "cpu"
+        self._initialiser = Initialiser(model, config.param_init_fn, device)
 
     def check(self, inner: dict[str, tuple[int, ...]], sharded: Set[int]) -> None:
         """Raise ConfigError for a model that cannot be sharded. inner: the ranks of parts that are
         sharded already, by their paths. sharded: id() of their parameters."""
         check_parameters(self._model, self._config)
+        copies = self._copies and self._copies.group.backend
+        if self._config.offloads and copies == "nccl":
+            raise ConfigError(
+                "cpu_offload with sharding_strategy 'hybrid' averages gradients over replicas on "
+                "the CPU, and their group has nccl only: use the backend 'cpu:native,cuda:nccl'"
+            )
         check_inner(self._model, self._group.ranks, inner, sharded)
         self._initialiser.check()
+
+    def told(self, without: Set[int]) -> str:
+        """Return what has to be equal on all ranks besides the options and the model. without:
+        id() of parameters that it is not about."""
+        named = self._model.named_parameters()
+        mine = [parameter for _, parameter in named if id(parameter) not in without]
+        return ", ".join(sorted(self._initialiser.devices(mine)))
 
     def units(self, sharded: Set[int]) -> list[FSDPParamGroup]:
         """Make the units. sharded: id() of parameters that have units already. All ranks call
@@ -308,28 +333,50 @@ class UnitMaker:
         if is_replicated:
             flat = FlatParameter(named, precision, 1, 0)
             return flat, ReplicatedStorage(framework, flat, group, self._ledger)
-        flat = FlatParameter(named, precision, group.world_size, group.rank)
+        is_on_host = has_host_memory(named[0][1])
+        flat = FlatParameter(
+            named, precision, group.world_size, group.rank, wants_even=not is_on_host
+        )
+        if not is_on_host:
+            kind = OffloadedStorage if self._config.offloads else DeviceStorage
+            return flat, kind(framework, flat, group, self._ledger)
         whole = None
         if group is self._group or self._group.is_in_node:  # for all meet, or none
             whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
             return flat, CommonStorage(framework, flat, group, self._ledger, whole)
-        is_on_host = kind_of(flat.parameters[0])[1] == "cpu"
-        if self._nodes is not None and group is self._group and is_on_host:
+        if self._nodes is not None and group is self._group:
             return flat, NodeStorage(framework, flat, group, self._ledger, self._nodes)
         return flat, GatheredStorage(framework, flat, group, self._ledger)
 
 
+def has_host_memory(parameter: Any) -> bool:
+    """Return whether a parameter is in the memory of the CPU."""
+    return kind_of(parameter)[1] == "cpu"
+
+
 def change_forward(framework: Framework, config: FsdpConfig, units: list[FSDPParamGroup]) -> None:
-    """Make units cast their inputs, and compute again in backward, if the config says so."""
+    """Make units cast their inputs, and compute again in backward or keep activations on the CPU,
+    if the config says so."""
     mixed = config.mixed_precision
     dtype = mixed.param_dtype if mixed.cast_forward_inputs else None
     repeated = outermost(units) if config.activation_checkpointing else []
+    offloaded = outermost(units) if config.activation_offload else []
     for unit in units:
         if unit in repeated:
             around_forward(unit.module, framework.checkpoint)
+        if unit in offloaded:
+            within = [each for each in units if is_within(each.name, unit.name)]
+            around_forward(unit.module, partial(_offloading, framework, within))
         if dtype is not None:
             around_forward(unit.module, partial(_called_with, framework, dtype))
+
+
+def _offloading(
+    framework: Framework, units: list[FSDPParamGroup], call: Any, inputs: Any, named: Any
+) -> Any:
+    parameters = [memory.whole for unit in units for _, memory in unit.laid]
+    return framework.offloading(call, inputs, named, parameters)
 
 
 def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Places parameters in flat ones, and shows each whole or as the part that this rank has.
+"""Shows each parameter whole or as the part that this rank has.
 
 How a flat parameter becomes whole is up to its StorageStrategy; storage.py has the kinds. Each
 counts the memory that it takes.
@@ -6,126 +6,18 @@ counts the memory that it takes.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
 from typing import Any
 
+from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Framework, Tensor, Values
+from torsh_runtime.framework import Framework, Values
 from torsh_runtime.framework.models import kind_of, on_gradient, shaped
 from torsh_runtime.framework.protocol import Call
-from torsh_runtime.layout import Piece, owner_cuts, row_cuts, row_size
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
-from torsh_runtime.parallel.fsdp.config import Precision
-
-
-class FlatParameter:
-    """Tells where each parameter is placed, and which rows belong to which rank: `cuts`, without
-    padding."""
-
-    def __init__(
-        self,
-        named: Sequence[tuple[str, Tensor]],
-        precision: Precision,
-        parts: int,
-        part: int,
-        *,
-        shapes: Sequence[tuple[int, ...]] | None = None,
-        cuts: Sequence[int] | None = None,
-        is_owned: bool = False,
-    ) -> None:
-        """Lay the parameters end to end. shapes: those of whole parameters; None: they are whole.
-        cuts: where the parts end; None: between rows, so that they are about equally large.
-        is_owned: each parameter belongs to one part."""
-        self.names = [name for name, _ in named]
-        self.parameters = [parameter for _, parameter in named]
-        self.precision = precision
-        self.shapes: list[tuple[int, ...]] = [
-            *(shapes or (tuple(each.shape) for each in self.parameters))
-        ]
-        self.sizes = [math.prod(shape) for shape in self.shapes]
-        self.starts = [0, *accumulate(self.sizes)][:-1]
-        self.size = sum(self.sizes)
-        self.is_owned, self.part = is_owned, part
-        self.cuts = tuple(cuts or row_cuts(self.shapes, parts))
-        self.start, self.end = self.cuts[part], self.cuts[part + 1]
-        self.is_trained = self.parameters[0].requires_grad
-
-    @property
-    def own_size(self) -> int:
-        """Return the number of elements of this rank's part."""
-        return self.end - self.start
-
-    def share(self, number: int) -> tuple[int, int]:
-        """Return this rank's elements of one of the parameters: the first, and the one after the
-        last. (0, 0) means that it has none."""
-        start = self.starts[number]
-        first, last = max(self.start - start, 0), min(self.end - start, self.sizes[number])
-        return (first, last) if first < last else (0, 0)
-
-    def span(self, number: int) -> tuple[int, int]:
-        """Return this rank's elements of one of the parameters as positions in this rank's part."""
-        first, last = self.share(number)
-        offset = self.starts[number] - self.start
-        return (first + offset, last + offset) if first < last else (0, 0)
-
-    def own_shape(self, number: int) -> tuple[int, ...]:
-        """Return the shape of this rank's rows of one of the parameters, which has all its
-        dimensions. Without elements that is (0,) for a parameter without dimensions."""
-        first, last = self.share(number)
-        shape = self.shapes[number]
-        if last - first == self.sizes[number]:
-            return shape
-        return ((last - first) // max(row_size(shape), 1), *shape[1:])
-
-    def piece(self, number: int) -> Piece:
-        """Return the piece of one of the parameters that this rank has."""
-        shape = self.shapes[number]
-        return Piece(shape, (0,) * len(shape), shape, *self.share(number))
-
-    def spans(self) -> list[tuple[int, int]]:
-        """Return each rank's elements: the first, and the one after the last."""
-        return [*pairwise(self.cuts)]
-
-    def parts(self, whole: Values) -> list[Values]:
-        """Return each rank's part of a flat tensor of this layout."""
-        return [whole[start:end] for start, end in self.spans()]
-
-    def split(self, owners: Mapping[int, int]) -> list[FlatParameter]:
-        """Return flat parameters with those that are to be owned as a whole, and with the rest.
-
-        owners: the rank that is to have a parameter, by id().
-        """
-        if self.is_owned or not any(id(each) in owners for each in self.parameters):
-            return [self]
-        numbers = range(len(self.parameters))
-        rest = [number for number in numbers if id(self.parameters[number]) not in owners]
-        owned = [number for number in numbers if number not in rest]
-        owned.sort(key=lambda number: owners[id(self.parameters[number])])
-        sizes = [self.sizes[number] for number in owned]
-        chosen = [owners[id(self.parameters[number])] for number in owned]
-        found = [self._of(owned, owner_cuts(sizes, chosen, len(self.cuts) - 1), is_owned=True)]
-        return [self._of(rest, self._cuts_without(owned)), *found] if rest else found
-
-    def _of(
-        self, numbers: Sequence[int], cuts: Sequence[int], is_owned: bool = False
-    ) -> FlatParameter:
-        named = [(self.names[number], self.parameters[number]) for number in numbers]
-        facts = self.precision, len(self.cuts) - 1, self.part
-        shapes = [self.shapes[number] for number in numbers]
-        return FlatParameter(named, *facts, shapes=shapes, cuts=cuts, is_owned=is_owned)
-
-    def _cuts_without(self, numbers: Sequence[int]) -> list[int]:
-        """Return the cuts that leave other parameters' parts as they are, for optimizers that have
-        state of these."""
-
-        def before(cut: int, number: int) -> int:
-            return min(max(cut - self.starts[number], 0), self.sizes[number])
-
-        return [cut - sum(before(cut, number) for number in numbers) for cut in self.cuts]
+from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 
 
 class StorageStrategy(ABC):
@@ -140,8 +32,16 @@ class StorageStrategy(ABC):
     is_common = False
     """Tells that ranks share one `whole`, so that all must have finished with it before an owner
     may change its part."""
+    drops_gradients = False
+    """Tells that the memory of gradients is freed when no parameter has any; on CPUs it costs more
+    to allocate it than it saves."""
+    overwrites = False
+    """Tells that gradients may be reduced from the memory of `whole` when that is not needed."""
     reduces_each = False
     """Tells that a gradient is reduced when it comes, and not with the others."""
+
+    averages_late = False
+    """Tells that gradients are the averages of the ranks with parts only after settle()."""
 
     whole: Any
     shard: Any
@@ -155,6 +55,7 @@ class StorageStrategy(ABC):
     ) -> None:
         self._framework, self._flat, self._group, self.ledger = framework, flat, group, ledger
         self._precision = flat.precision
+        self._like: Any = flat.parameters[0]
         self.gradients: Any = None
         self._counted = 0
 
@@ -188,14 +89,25 @@ class StorageStrategy(ABC):
     def prepare(self) -> None:
         """Allocate memory for gradients. All ranks call it in the same order."""
 
-    @abstractmethod
-    def take(self, number: int, gradient: Any, adds: bool) -> None:
-        """Take a parameter's gradient on this rank. adds: add it to the existing one."""
+    def made_gradients(self) -> Any:
+        """Return this rank's gradients, which have memory then, after prepare()."""
+        return self.gradients
+
+    def drop_gradients(self) -> None:  # noqa: B027  (see drops_gradients)
+        """Free the memory of gradients, of which no parameter has any."""
 
     @abstractmethod
-    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+    def take(self, number: int, gradient: Any, adds: bool, is_freed: bool) -> None:
+        """Take a parameter's gradient on this rank. adds: add it to the existing one. is_freed:
+        `whole` is freed when the last gradient has come."""
+
+    @abstractmethod
+    def finish(
+        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
+    ) -> None:
         """Begin to reduce the gradients, of which all have come but `missing`; these count as
-        zeros. adds: add to the existing ones, except to those that are `fresh`."""
+        zeros. adds: add to the existing ones, except to those that are `fresh`. is_over: nothing
+        needs `whole` until it is made whole again."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -215,7 +127,7 @@ class StorageStrategy(ABC):
     def full(self) -> Any:
         """Return a copy of all elements in the parameters' own dtype. All ranks call it."""
         everything = self._new(self._flat.size, self._precision.own)
-        self._group.all_gather(self._flat.parts(everything), self.shard)
+        self._gather_into(everything, self.shard)
         return everything
 
     def full_gradients(self) -> Any:
@@ -224,7 +136,7 @@ class StorageStrategy(ABC):
         if self.gradients is None:
             return None
         everything = self._new(self._flat.size, self._precision.gradients)
-        self._group.all_gather(self._flat.parts(everything), self.gradients)
+        self._gather_into(everything, self.gradients)
         return everything
 
     def discard(self) -> None:
@@ -232,8 +144,13 @@ class StorageStrategy(ABC):
         self.ledger.give(self._counted)
         self._counted = 0
 
+    def _gather_into(self, everything: Any, own: Any, async_op: bool = False) -> Work:
+        if self._flat.is_even:
+            return self._group.all_gather_into_tensor(everything, own, async_op)
+        return self._group.all_gather(self._flat.parts(everything), own, async_op)
+
     def _new(self, size: int, dtype: str) -> Any:
-        return self._framework.releasable(size, dtype, self._flat.parameters[0])
+        return self._framework.releasable(size, dtype, self._like)
 
     def _bytes(self, size: int, dtype: str) -> int:
         return size * self._framework.dtype(dtype).itemsize
@@ -315,7 +232,7 @@ class FSDPParam:
                 f"parameter {self._flat.names[self.number]!r} has become {kind[0]} {shape} on "
                 f"{kind[1]} since the model was wrapped, and this rank's part of it is "
                 f"{kind_of(own)[0]} {tuple(own.shape)} on {kind_of(own)[1]}: move and "
-                f"cast a model, as by .to(dtype), before it is wrapped, and change whole "
+                f"cast a model, as by .to(device, dtype), before it is wrapped, and change whole "
                 f"parameters within summon_full_params()"
             )
         own[...] = parameter.data
@@ -356,15 +273,19 @@ class FSDPParam:
             shape = flat.shapes[self.number]
             self._kept = self._framework.zeros(shape, flat.precision.computed, like)
 
-    def take(self, is_again: bool) -> None:
-        """Give the gradient to be averaged; is_again: in addition to one that is on its way."""
-        self.keep()
-        gradient, self._kept = self._kept, None
+    def take(self, is_again: bool, is_freed: bool) -> None:
+        """Give the gradient to be averaged; is_again: in addition to one that is on its way.
+        is_freed: as StorageStrategy.take() has it."""
+        if self._kept is None:
+            gradient = self._taken()
+        else:
+            self.keep()
+            gradient, self._kept = self._kept, None
         if not is_again:
             self.adds = self._gradient is not None
             if self.adds and not self._framework.is_at(self._gradient, self._average()):
                 self.memory.replace_gradient(self.number, self._gradient)
-        self.memory.take(self.number, gradient, self.adds or is_again)
+        self.memory.take(self.number, gradient, self.adds or is_again, is_freed)
         if not self.adds:
             self._gradient = self._average()
 
@@ -394,6 +315,10 @@ class FSDPParam:
             self._gradient.reshape(-1)[...] = other._shaped(gradients).reshape(-1)[first:last]
         self.be_own()
 
+    def forget_gradient(self) -> None:
+        """Forget a gradient that the parameter has no more."""
+        self._gradient = None
+
     def forget_kept(self) -> None:
         """Drop what keep() has."""
         self._kept = None
@@ -413,7 +338,8 @@ class FSDPParam:
         return None if gradient is None else gradient.data
 
     def _average(self) -> Any:
-        return self._part(self.memory.gradients)
+        gradients = self.memory.gradients
+        return self._part(self.memory.made_gradients() if gradients is None else gradients)
 
     def _part(self, own: Any) -> Any:
         """Return this parameter's part of what this rank has of the unit."""

@@ -1,82 +1,25 @@
-"""Unshards and reshards the parameters of a unit together, and reduces their gradients.
-
-Ranks compare the records of which gradients came.
-"""
+"""Unshards and reshards the parameters of a unit together, and reduces their gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
-
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.comm.agreement import texts_of_all
-from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import CommError, ConfigError, GradientError
+from torsh_runtime.backends.work import Work
+from torsh_runtime.errors import CommError, ConfigError
 from torsh_runtime.framework import Framework
 from torsh_runtime.framework.models import has_hook_of_program
-from torsh_runtime.framework.trees import leaves
 from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
-from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, FSDPParam, StorageStrategy
+from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam, StorageStrategy
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.replicas import Replicas
 from torsh_runtime.transitions import Machine
-
-SAME_PARAMETERS = (
-    "each rank has to use the same parameters of a sharded model, in the same order (an expert "
-    "without tokens on a rank is called there with an empty batch)"
-)
-
-
-class Record:
-    """Records one backward pass on this rank."""
-
-    def __init__(self) -> None:
-        self._order: list[tuple[int, ...]] = []
-        self._came: set[tuple[int, int]] = set()
-
-    def note(self, unit: int, number: int) -> None:
-        """Note that this gradient was reduced."""
-        self._order.append((unit, number))
-
-    def note_all(self, unit: int, numbers: Sequence[int]) -> None:
-        """Note that a unit's gradients have come, and were or are reduced together."""
-        self._order.append((unit, -1, *numbers))
-        self._came |= {(unit, number) for number in numbers}
-
-    def check_same(self, names: Sequence[Sequence[str]], group: ProcessGroup) -> None:
-        """Raise GradientError on all ranks if their records differ. names: the names of each
-        unit's parameters. Blocks, as a barrier does."""
-        if group.world_size == 1:
-            return
-        own = hash(tuple(self._order))  # of integers: the same in all processes
-        if len({*group.all_gather_numbers(np.array([own], np.int64))[:, 0].tolist()}) == 1:
-            return
-        texts = texts_of_all(group, self._without(names))
-        raise GradientError(dict(enumerate(texts)))
-
-    def check_finite(self, is_finite: bool, group: ProcessGroup) -> None:
-        """Raise GradientError on all ranks if `is_finite` is false on any. Blocks."""
-        told = group.all_gather_numbers(np.array([is_finite], np.int64))[:, 0].tolist()
-        text = "the averages of its part of the gradients are not finite"
-        if not all(told):
-            raise GradientError({rank: text for rank, fine in enumerate(told) if not fine})
-
-    def _without(self, names: Sequence[Sequence[str]]) -> str:
-        missing = [
-            name
-            for unit, each in enumerate(names)
-            for number, name in enumerate(each)
-            if (unit, number) not in self._came
-        ]
-        what = f"all but {', '.join(map(repr, missing[:5]))}" if missing else "all"
-        return f"gradients came of {what}: {SAME_PARAMETERS}"
 
 
 class ShardedState(StrEnum):
@@ -110,6 +53,9 @@ class FSDPParamGroup:
         self.options = options
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
+        self._drops_gradients = any(memory.drops_gradients for _, memory in laid)
+        self._overwrites = any(memory.overwrites for _, memory in laid)
+        self.averages_late = any(memory.averages_late for _, memory in laid)
         self._place(laid, [slot for each in laid for slot in self._slots_of(*each)])
         self._machine = Machine("fsdp", ShardedState.SHARDED)
         self.is_lent = False
@@ -117,6 +63,9 @@ class FSDPParamGroup:
         pass, for other modules than its own use its parameters."""
         self._came: set[int] = set()
         self._reduced: list[FSDPParam] = []
+        self._averaging: list[Work] = []
+        self._is_for_replicas = False
+        """Whether gradients have come that are not averaged over replicas."""
         for slot in self._slots:
             slot.fill()
             slot.be_own()
@@ -243,11 +192,26 @@ class FSDPParamGroup:
         self.on_gradients(self._call)
 
     def prepare(self) -> None:
-        """Allocate memory for gradients, which may come from now on."""
+        """Prepare for gradients, which may come from now on."""
         self._came.clear()
+        if self._averaging:  # which only an exception has left on their way
+            self.wait_for_replicas()
+        if self._drops_gradients:
+            self.drop_gradients()
         for flat, memory in self.laid:
             if flat.is_trained:
                 memory.prepare()
+
+    def drop_gradients(self) -> None:
+        """Free gradients that the parameters have no more, as after zero_grad()."""
+        if self._machine.state is ShardedState.UNSHARDED:
+            return
+        for _, memory in self.laid:
+            here = [slot for slot in self._slots if slot.memory is memory]
+            if memory.drops_gradients and not any(slot.has_come for slot in here):
+                for slot in here:
+                    slot.forget_gradient()
+                memory.drop_gradients()
 
     def begin_unshard(self) -> None:
         """Begin to unshard all parameters of the unit."""
@@ -304,7 +268,7 @@ class FSDPParamGroup:
         if not averages:
             slot.keep()
             return False
-        slot.take(number in self._came)
+        slot.take(number in self._came, self._overwrites and self.is_freed_early)
         self._came.add(number)
         return len(self._came) == len(self._trained)
 
@@ -324,25 +288,35 @@ class FSDPParamGroup:
         slots = enumerate(self._trained)
         return [number for number, slot in slots if slot.has_kept or slot.has_come]
 
-    def finish(self) -> list[int]:
-        """Begin to reduce the gradients that have come. Return the numbers of their parameters."""
+    @property
+    def is_freed_early(self) -> bool:
+        """Return whether it is resharded when its last gradient has come, and not when the
+        backward pass has ended."""
+        return bool(self.name) and not (self.is_frozen_in_part or self.is_lent)
+
+    def finish(self, is_over: bool) -> list[int]:
+        """Begin to reduce the gradients that have come. Return the numbers of their parameters.
+        is_over: nothing needs its whole values until it is unsharded again."""
         numbers = sorted(self._came)
         self._came.clear()
+        if self._averaging:
+            self.wait_for_replicas()  # what comes in addition is averaged with the rest
         came = [self._trained[number] for number in numbers]
         with section("fsdp.reduce"):
             for _, memory in self.laid:
                 here = [slot for slot in came if slot.memory is memory]
                 if here:
-                    self._finish(memory, here)
+                    self._finish(memory, here, is_over)
         self._reduced += came
+        self._is_for_replicas |= bool(numbers)
         return numbers
 
-    def _finish(self, memory: StorageStrategy, came: list[FSDPParam]) -> None:
+    def _finish(self, memory: StorageStrategy, came: list[FSDPParam], is_over: bool) -> None:
         every = [slot for slot in self._trained if slot.memory is memory]
         missing = [slot for slot in every if slot not in came]
         adds = any(slot.adds for slot in came) or any(slot.has_gradient for slot in missing)
         fresh = [slot.number for slot in came if not slot.adds]
-        memory.finish([slot.number for slot in missing], adds, fresh)
+        memory.finish([slot.number for slot in missing], adds, fresh, is_over)
 
     def wait(self) -> None:
         """Wait for reduced gradients, and let parameters have them."""
@@ -359,6 +333,8 @@ class FSDPParamGroup:
 
     def void(self) -> None:
         """Forget what came in a pass that was broken off."""
+        with suppress(CommError):
+            self.wait_for_replicas()
         for _, memory in self.laid:
             with suppress(CommError):
                 memory.wait()
@@ -384,13 +360,22 @@ class FSDPParamGroup:
         self._trained[number].keep_zeros()
 
     def average(self, replicas: Replicas) -> None:
-        """Average this rank's gradients over ranks that have the same part."""
-        if not self.options.averages_replicas:
+        """Begin to average this rank's gradients over ranks that have the same part, if any have
+        been reduced that were not."""
+        if not (self._is_for_replicas and self.options.averages_replicas):
             return
+        self._is_for_replicas = False
         for flat, memory in self.laid:
             if memory.gradients is not None:
                 group = replicas.of(flat.parameters[0])
-                group.all_reduce(memory.gradients, ReduceOp.AVG)
+                work = group.all_reduce(memory.gradients, ReduceOp.AVG, async_op=True)
+                self._averaging.append(work)
+
+    def wait_for_replicas(self) -> None:
+        """Wait until gradients are averaged over ranks that have the same part."""
+        for work in self._averaging:
+            work.wait()
+        self._averaging.clear()
 
     def summon(self) -> None:
         """Give the parameters whole values of their own; all ranks call it."""
@@ -408,37 +393,3 @@ class FSDPParamGroup:
                 slot.fill()
             slot.be_own()
         self.publish()
-
-
-def used_by_any(units: Sequence[FSDPParamGroup], group: ProcessGroup) -> list[list[int]]:
-    """Return, for each unit, the numbers of parameters that any rank keeps a gradient of. All ranks
-    call it with the same units."""
-    sizes = [len(unit.names()) for unit in units]
-    starts = [0, *accumulate(sizes)]
-    own = np.zeros(starts[-1], np.int64)
-    for start, unit in zip(starts[:-1], units, strict=True):
-        own[[start + number for number in unit.kept()]] = 1
-    used = group.all_gather_numbers(own).sum(axis=0)
-    return [np.flatnonzero(used[start:end]).tolist() for start, end in pairwise(starts)]
-
-
-def check_outputs(unit: FSDPParamGroup, outputs: object) -> None:
-    """Raise ConfigError if a unit that ranks have parts of returned tensors in an object that is
-    not searched. It would not be noticed that a backward pass begins at them, so the parameters
-    would not be gathered for it."""
-    if unit.is_replicated or not unit.laid:
-        return
-    found = [*leaves(outputs)]
-    if any(map(_wants_gradient, found)):
-        return
-    for each in found:
-        if any(map(_wants_gradient, getattr(each, "__dict__", {}).values())):
-            raise ConfigError(
-                f"{unit.name or 'the model'!r} returned a {type(each).__name__}, in which "
-                f"FullyShardedDataParallel does not look for tensors: return those that losses are "
-                f"made of in lists, tuples, dicts or dataclasses"
-            )
-
-
-def _wants_gradient(value: object) -> bool:
-    return getattr(value, "requires_grad", None) is True

@@ -17,15 +17,15 @@ from torsh_runtime.monitoring.marks import Span, own_marks, section
 from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.fsdp.awaiting import AwaitedValues
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, is_within
-from torsh_runtime.parallel.fsdp.fsdp_param_group import (
+from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
+from torsh_runtime.parallel.fsdp.owners import owners_of
+from torsh_runtime.parallel.fsdp.prefetching import Prefetching
+from torsh_runtime.parallel.fsdp.record import (
     SAME_PARAMETERS,
-    FSDPParamGroup,
     Record,
     check_outputs,
     used_by_any,
 )
-from torsh_runtime.parallel.fsdp.owners import owners_of
-from torsh_runtime.parallel.fsdp.prefetching import Prefetching
 from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.operations import is_finite
 from torsh_runtime.parallel.replicas import Replicas
@@ -68,6 +68,8 @@ class FSDPState:
     ) -> None:
         """Create the state. replicas: the ranks that have the same part."""
         self._replicas = replicas
+        self._alike = [group, replicas.group] if replicas is not None else [group]
+        """The groups whose ranks have to use the same parameters."""
         self._framework, self._group, self._config = framework_of(model), group, config
         self.units = [*units]
         self.is_averaging = True
@@ -366,20 +368,27 @@ class FSDPState:
             self._record.note(self.units.index(unit), number)
         if not is_last:
             return
-        self._reduce(unit)
-        if unit.name and not (unit.is_frozen_in_part or unit.is_lent):
+        is_freed = unit.is_freed_early
+        self._reduce(unit, is_freed)
+        if is_freed:
             unit.reshard()
         self._prefetching.after_backward(unit)
 
-    def _reduce(self, unit: FSDPParamGroup) -> None:
+    def _reduce(self, unit: FSDPParamGroup, is_over: bool = True) -> None:
         """Begin with this unit's gradients, while at most one other's are on their way."""
-        numbers = unit.finish()
+        numbers = unit.finish(is_over)
         if numbers:
             self._record.note_all(self.units.index(unit), numbers)
             self._under_way.append(unit)
         while len(self._under_way) > _MOST_UNDER_WAY:
-            with section("fsdp.wait"):
-                self._under_way.pop(0).wait()
+            self._wait_for(self._under_way.pop(0))
+
+    def _wait_for(self, unit: FSDPParamGroup) -> None:
+        """Wait until a unit's gradients are reduced, and begin to average them over replicas."""
+        with section("fsdp.wait"):
+            unit.wait()
+        if self._replicas is not None and not unit.averages_late:
+            unit.average(self._replicas)
 
     def _end(self) -> None:
         self._is_ending = False
@@ -402,7 +411,7 @@ class FSDPState:
         late = [each for each in late if each.options.is_averaging]
         if not late:
             return
-        for unit, numbers in zip(late, used_by_any(late, self._group), strict=True):
+        for unit, numbers in zip(late, used_by_any(late, self._alike), strict=True):
             for number in numbers:
                 unit.keep_zeros(number)
                 self._take(unit, number, is_late=True)
@@ -412,26 +421,33 @@ class FSDPState:
             self._take_late()
         for unit in self.units:
             self._reduce(unit)
-        with section("fsdp.wait"):
-            for unit in self._under_way:
-                unit.wait()
-        self._under_way.clear()
+        while self._under_way:
+            self._wait_for(self._under_way.pop(0))
         for unit in self.units:
             unit.reshard()
         record, self._record = self._record, Record()
         if not self._is_any_averaging():
             self.meet()
             return
-        record.check_same([unit.names() for unit in self.units], self._group)
-        for unit in self.units:
-            unit.settle()
-            if self._replicas is not None:
-                unit.average(self._replicas)
+        for group in self._alike:
+            record.check_same([unit.names() for unit in self.units], group)
+        self._settle()
         if self._config.check_nan:
             gradients = [each for unit in self.units for each in unit.gradients()]
             are_finite = all(is_finite(each.data) for each in gradients)
             record.check_finite(are_finite, self._group)
         own_marks().step_by(self)
+
+    def _settle(self) -> None:
+        """Let gradients be the averages over all ranks that have some."""
+        for unit in self.units:
+            unit.settle()
+        if self._replicas is not None:
+            for unit in self.units:
+                unit.average(self._replicas)
+            with section("fsdp.wait"):
+                for unit in self.units:
+                    unit.wait_for_replicas()
 
     @contextmanager
     def _in_step(self) -> Iterator[None]:

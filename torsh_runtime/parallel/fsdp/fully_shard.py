@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -24,6 +25,7 @@ def fully_shard(
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
     ignored_params: Iterable[Any] | None = None,
+    device: Any = None,
 ) -> Any:
     """Shard a module's parameters over the ranks, in place, as torch's function of this name.
 
@@ -33,8 +35,8 @@ def fully_shard(
     FSDPModule. All ranks call it alike, and get rank 0's values. Parameters and gradients are this
     rank's parts outside of passes, as with FullyShardedDataParallel.
 
-    Parameters on torch's meta device get memory on the CPU, one unit at a time, and their values
-    afterwards: by model.to_empty(device="cpu") and the model's own functions, which see whole
+    Parameters on torch's meta device get memory on `device`, one unit at a time, and their values
+    afterwards: by model.to_empty(device=…) and the model's own functions, which see whole
     parameters and whose values are rank 0's, or by load_state_dict().
 
     Args:
@@ -49,6 +51,8 @@ def fully_shard(
         offload_policy: Where parts are.
         ignored_params: Parameters that are left as they are: neither sharded, nor sent from rank
             0, nor are their gradients averaged.
+        device: Where parameters on the meta device get memory. None is the current GPU if the ranks
+            have a backend for GPUs, and else the CPU.
 
     Returns:
         The module, or the list.
@@ -81,6 +85,7 @@ def fully_shard(
         mp_policy=mp_policy or MixedPrecisionPolicy(),
         offload_policy=offload_policy or OffloadPolicy(),
         ignored=frozenset(map(id, ignored_params or ())),
+        device=device,
     )
     if isinstance(module, list | tuple):
         for each in module:
@@ -97,11 +102,12 @@ def _shard(
     mp_policy: MixedPrecisionPolicy,
     offload_policy: OffloadPolicy,
     ignored: frozenset[int],
+    device: Any,
 ) -> None:
     framework = framework_of_model(module)
     ranks, is_hybrid = _ranks(mesh)
     awaits = any(is_meta(each) for _, each in module.named_modules())
-    config = config_of(mp_policy, offload_policy, is_hybrid, awaits)
+    config = replace(config_of(mp_policy, offload_policy, is_hybrid, awaits), device=device)
     sharding = Sharding(module, config, ranks, FUNCTION, ignored)
     for unit in sharding.own_units:
         unit.options.keeps_whole = keeps_whole

@@ -5,6 +5,7 @@ An optimizer that does not compute elementwise, such as Muon, needs all of a mat
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence, Set
 
@@ -22,8 +23,8 @@ def owners_of(units: Sequence[FSDPParamGroup], wanted: Set[int]) -> dict[int, in
     left: list[tuple[int, int, ProcessGroup]] = []
     for flat, memory in (each for unit in units if not unit.is_replicated for each in unit.laid):
         if flat.is_owned:
-            for part, (start, end) in enumerate(flat.spans()):
-                loads[memory.group][part] += end - start
+            for start, size in zip(flat.starts, flat.sizes, strict=True):
+                loads[memory.group][bisect_right(flat.cuts, start) - 1] += size
         else:
             left += [
                 (size, id(parameter), memory.group)

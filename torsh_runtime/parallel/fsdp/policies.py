@@ -69,8 +69,7 @@ class OffloadPolicy:
 class CPUOffloadPolicy(OffloadPolicy):
     """Keeps parts, their gradients and the optimizer's state in the memory of the CPU.
 
-    A model on the CPU does so anyway. With a model that is elsewhere, fully_shard() raises
-    ConfigError.
+    A model on the CPU does so anyway.
 
     Example:
         ```python
@@ -79,7 +78,7 @@ class CPUOffloadPolicy(OffloadPolicy):
     """
 
     pin_memory: bool = True
-    """Accepted for torch's sake; it makes no difference on the CPU."""
+    """Accepted for torch's sake; parts of a model on a GPU are in pinned memory in any case."""
 
 
 def config_of(

@@ -108,16 +108,17 @@ class Sharding:
             passes.is_averaging = before
 
     def forget_kept(self) -> None:
-        """Drop gradients that were to be averaged later."""
+        """Drop gradients that were to be averaged later, and free those that are gone."""
         for unit in self.units:
             unit.forget_kept()
+            unit.drop_gradients()
 
     def memory_stats(self) -> MemoryStats:
         """Return the memory that the parameters take on this rank, in bytes."""
         laid = [each for unit in self.units for each in unit.laid]
         sizes = [(f, self._framework.dtype(f.precision.own).itemsize) for f, _ in laid]
         own = sum(flat.own_size * size for flat, size in sizes)
-        whole = sum(flat.size * size for flat, size in sizes)
+        whole = sum(sum(flat.sizes) * size for flat, size in sizes)
         book = self._ledger
         return MemoryStats(own, book.current, book.peak, whole - own, book.gathers, book.scatters)
 
@@ -237,8 +238,8 @@ class Sharding:
                 raise ConfigError(
                     f"the model is sharded, and its parameters are {' on '.join(kind_of(probe))}, "
                     f"and would become {' on '.join(after)}: move and cast a model, as by "
-                    f".to(dtype), before it is sharded, or let it compute in another dtype by "
-                    f"mixed precision"
+                    f".to(device, dtype), before it is sharded, give one from the meta device "
+                    f"memory by device=, or let it compute in another dtype by mixed precision"
                 )
         fixed = {id(each) for each in parameters}
         fixed |= {id(each.grad) for each in parameters if each.grad is not None}
@@ -258,6 +259,7 @@ class Sharding:
             with attempt:
                 others = {path: tuple(each.group.ranks) for path, each in inner.items()}
                 maker.check(others, sharded)
+        options["devices of parameters"] = maker.told(without=sharded | ignored)
         told = {
             ranks.group: {**options, **ranks.told(with_all=True, without=sharded | ignored)}
             for ranks in (self._copies, self._over)
@@ -293,8 +295,8 @@ class ShardedModule(NoCopies):
             model.zero_grad()
             ```
         """
-        self._sharding.forget_kept()
         super().zero_grad(set_to_none)  # type: ignore[misc]
+        self._sharding.forget_kept()
 
     def _apply(self, change: Callable[[Any], Any], *arguments: Any, **named: Any) -> Any:
         """Make a change as .to() does, of which torch's methods of that kind consist."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import Any, cast
 
-from torsh_runtime.arrays.pages import give_back
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import Framework, Values
 from torsh_runtime.framework.models import common_memory
 from torsh_runtime.layout import even_cuts
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
-from torsh_runtime.parallel.fsdp.fsdp_param import FlatParameter, StorageStrategy
+from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy
 from torsh_runtime.parallel.regions.arrays import copied
 
 
@@ -26,7 +25,7 @@ class CommonStorage(StorageStrategy):
     equal part of it and writes that to its place, whoever owns it.
     """
 
-    is_common = reduces_each = True
+    is_common = reduces_each = averages_late = True
 
     def __init__(
         self,
@@ -63,7 +62,9 @@ class CommonStorage(StorageStrategy):
     def reshard(self) -> None:
         """Do nothing, because there is nothing to free."""
 
-    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+    def finish(
+        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
+    ) -> None:
         """Do nothing, because all gradients are reduced as they come."""
 
     def wait(self) -> None:
@@ -83,7 +84,7 @@ class CommonStorage(StorageStrategy):
             self.gradients = self._new(flat.own_size, dtypes.gradients)
             self._count(flat.own_size, dtypes.gradients)
 
-    def take(self, number: int, gradient: Any, adds: bool) -> None:
+    def take(self, number: int, gradient: Any, adds: bool, is_freed: bool) -> None:
         start, size = self._flat.starts[number], self._flat.sizes[number]
         if self.gradients is not self._reduced:  # which settle() adds to
             is_again = number in self._unsettled
@@ -120,7 +121,7 @@ class GatheredStorage(StorageStrategy):
     ) -> None:
         super().__init__(framework, flat, group, ledger)
         self.whole = self._make_whole()
-        self.shard = self._new(flat.own_size, self._precision.own)
+        self.shard = self._make_shard()
         self._parts = flat.parts(self.whole)
         self._is_here = True
         self._gathering: Any = None
@@ -141,11 +142,7 @@ class GatheredStorage(StorageStrategy):
             return
         self._allocate()
         self._count(self._whole_size, self._precision.computed)
-        own = self.shard
-        if self._precision.own != self._precision.computed:
-            own = self._parts[self._flat.part]
-            own[...] = self.shard
-        self._gathering = self._gather(own)
+        self._gathering = self._begin_gather()
         self.ledger.gathers += 1
 
     def unshard(self) -> None:
@@ -169,23 +166,20 @@ class GatheredStorage(StorageStrategy):
             self.gradients = self._new(self._flat.own_size, self._precision.gradients)
             self._count(self._flat.own_size, self._precision.gradients)
 
-    def take(self, number: int, gradient: Any, adds: bool) -> None:
+    def take(self, number: int, gradient: Any, adds: bool, is_freed: bool) -> None:
         if self._staged is None:
-            self._staged = self._new(self._flat.size, self._precision.reduced)
-            self._count(self._flat.size, self._precision.reduced)
+            self._staged = self._new_staged()
         self.ledger.touch(self._bytes(self._flat.sizes[number], self._precision.computed))
         is_again = number in self._came  # as in a checkpoint's own backward passes
         _write(self._staged_of(number), gradient.reshape(-1), is_again)
         self._came.add(number)
 
-    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+    def finish(
+        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
+    ) -> None:
         staged = self._taken(missing, fresh if adds else ())
-        if adds or self._precision.reduced != self._precision.gradients:
-            target = self._new(self._flat.own_size, self._precision.reduced)
-        else:
-            target = self.gradients
-        parts = self._flat.parts(staged)
-        self._reducing.append((self._reduce(target, parts), target, adds, staged))
+        target = self._target(adds)
+        self._reducing.append((self._reduce(target, staged), target, adds, staged))
 
     def wait(self) -> None:
         for work, target, adds, _ in self._reducing:
@@ -206,6 +200,22 @@ class GatheredStorage(StorageStrategy):
     def _make_whole(self) -> Any:
         return self._new(self._flat.size, self._precision.computed)
 
+    def _make_shard(self) -> Any:
+        return self._new(self._flat.own_size, self._precision.own)
+
+    def _begin_gather(self) -> Any:
+        own = self.shard
+        if self._precision.own != self._precision.computed:
+            own = self._parts[self._flat.part]
+            own[...] = self.shard
+        return self._gather(own)
+
+    def _target(self, adds: bool) -> Any:
+        """Return where this rank's part of the reduced gradients goes."""
+        if adds or self._precision.reduced != self._precision.gradients:
+            return self._new(self._flat.own_size, self._precision.reduced)
+        return self.gradients
+
     def _allocate(self) -> None:
         self._framework.allocate(self.whole)
 
@@ -214,10 +224,16 @@ class GatheredStorage(StorageStrategy):
 
     def _gather(self, own: Any) -> Any:
         """Begin to make it whole from all ranks' parts, of which this rank's is `own`."""
-        return self._group.all_gather(self._parts, own, async_op=True)
+        return self._gather_into(self.whole, own, async_op=True)
 
-    def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
+    def _new_staged(self) -> Any:
+        """Return memory for all gradients on this rank, end to end."""
+        self._count(self._flat.size, self._precision.reduced)
+        return self._new(self._flat.size, self._precision.reduced)
+
+    def _reduce(self, target: Any, staged: Any) -> Any:
         """Begin to average this rank's part of the gradients."""
+        parts = self._flat.parts(staged)
         return self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
 
     def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
@@ -272,7 +288,9 @@ class ReplicatedStorage(GatheredStorage):
     def full(self) -> Any:
         return copied(self.shard)
 
-    def finish(self, missing: Sequence[int], adds: bool, fresh: Sequence[int]) -> None:
+    def finish(
+        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
+    ) -> None:
         staged = self._taken(missing, fresh if adds else ())
         work = self._group.all_reduce(staged, ReduceOp.AVG, async_op=True)
         self._reducing.append((work, staged, adds, staged))
@@ -284,116 +302,3 @@ def _write(target: Values, source: Values, adds: bool) -> None:
         target += source
     else:
         target[...] = source
-
-
-class Nodes:
-    """Describes a group whose nodes have equally many ranks: `here` are this node's, and `likes`
-    those with this one's place in their nodes, including this one."""
-
-    def __init__(
-        self, here: ProcessGroup, likes: ProcessGroup, members: Sequence[Sequence[int]]
-    ) -> None:
-        """Create the description. members: each node's ranks in the group."""
-        self.here, self.likes, self.members = here, likes, members
-        self._released: list[NodeStorage] = []
-
-    def meet(self) -> None:
-        """Wait for the ranks of this node; then nobody needs what all have released."""
-        self.here.barrier()
-        for memory in self._released:
-            memory.let_go()
-        self._released.clear()
-
-    def release(self, memory: NodeStorage) -> None:
-        """Note that this rank no longer needs `memory`."""
-        self._released.append(memory)
-
-    def take_back(self, memory: NodeStorage) -> bool:
-        """Take back memory that was released and is not freed yet. Return whether it was, which
-        is equal on all ranks."""
-        if memory not in self._released:
-            return False
-        self._released.remove(memory)
-        return True
-
-
-class NodeStorage(GatheredStorage):
-    """The ranks of a node have the flat parameter once. Each gathers an equal share of it from its
-    likes in other nodes, so what a node needs comes to it once; and gradients leave a node averaged
-    over its ranks.
-    """
-
-    is_common = True
-
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-        nodes: Nodes,
-    ) -> None:
-        self._nodes = nodes
-        super().__init__(framework, flat, group, ledger)
-        self._shares = [self._parts[members[nodes.here.rank]] for members in nodes.members]
-        self._is_published = True
-        nodes.meet()
-
-    def remade(self, flat: FlatParameter) -> NodeStorage:
-        return NodeStorage(self._framework, flat, self._group, self.ledger, self._nodes)
-
-    def publish(self) -> None:
-        self._is_published = True
-
-    def settle(self) -> None:
-        self._is_published = True  # an optimizer comes now
-
-    def begin_unshard(self) -> None:
-        if self._nodes.take_back(self) and not self._is_published:  # it has not changed since
-            self._count(self._whole_size, self._precision.computed)
-            self._is_here = True
-        super().begin_unshard()
-
-    def unshard(self) -> None:
-        is_new = not self._is_here
-        super().unshard()
-        if is_new:
-            self._nodes.meet()
-
-    def met(self) -> None:
-        if self._nodes.take_back(self):
-            self.let_go()
-
-    def let_go(self) -> None:
-        """Give the memory of what this rank has gathered to the system, and nobody else's: they may
-        have begun to gather again."""
-        for share in self._shares:
-            with suppress(OSError):  # locked in memory
-                give_back(self._framework.array(share))
-
-    @property
-    def _whole_size(self) -> int:
-        return self._flat.size // self._nodes.here.world_size
-
-    def _make_whole(self) -> Any:
-        like, dtype = self._flat.parameters[0], self._precision.computed
-        return common_memory(like, self._flat.size, self._nodes.here, dtype)
-
-    def _allocate(self) -> None:
-        """Allocate nothing, because writing to the memory does."""
-
-    def _release(self) -> None:
-        self._nodes.release(self)
-
-    def _gather(self, own: Any) -> Any:
-        self._is_published = False
-        return self._nodes.likes.all_gather(self._shares, own, async_op=True)
-
-    def _reduce(self, target: Any, parts: Sequence[Any]) -> Any:
-        nodes, own = self._nodes, self._nodes.here.rank
-        averages = []
-        for members in nodes.members:
-            average = copied(parts[members[own]])
-            nodes.here.reduce_scatter(average, [parts[rank] for rank in members], ReduceOp.AVG)
-            averages.append(average)
-        return nodes.likes.reduce_scatter(target, averages, ReduceOp.AVG, async_op=True)

@@ -61,3 +61,25 @@ def split(array: V, dim: int, sizes: Sequence[int]) -> list[V]:
 def resized(shape: Sequence[int], dim: int, size: int) -> tuple[int, ...]:
     """Return the shape with a different size along a dimension."""
     return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+def stacked(array: V, dim: int, count: int) -> V:
+    """Return `count` equal parts along a dimension one after the other in memory, along a new
+    first dimension."""
+    shape = tuple(array.shape)
+    rows: Any = array.reshape((*shape[:dim], count, shape[dim] // count, *shape[dim + 1 :]))
+    found: V = contiguous(_ordered(rows, (dim, *range(dim), *range(dim + 1, len(shape) + 1))))
+    return found
+
+
+def unstacked(array: V, dim: int) -> V:
+    """Return the parts that stacked() has put one after the other, joined along the dimension."""
+    count, *shape = array.shape
+    order = (*range(1, dim + 1), 0, *range(dim + 1, len(shape) + 1))
+    found: V = _ordered(array, order).reshape(resized(shape, dim, count * shape[dim]))
+    return found
+
+
+def _ordered(array: Any, order: tuple[int, ...]) -> Any:
+    """Return a view with the dimensions in this order."""
+    return array.permute(order) if hasattr(array, "permute") else array.transpose(order)

@@ -20,6 +20,8 @@ from torsh_runtime.parallel.regions.arrays import (
     part,
     resized,
     split,
+    stacked,
+    unstacked,
 )
 
 Sizes = tuple[int, ...]
@@ -108,9 +110,18 @@ class _Along(Map):
 
     def _gathered(self, array: Array) -> Array:
         self._check(array, self.sizes[self.group.rank], "this rank's part")
+        if self._are_equal:
+            everything = empty(array, (len(self.sizes), *array.shape))
+            self.group.all_gather_into_tensor(everything, contiguous(array))
+            return unstacked(everything, self.dim)
         whole = empty(array, resized(array.shape, self.dim, sum(self.sizes)))
         self.group.all_gather(split(whole, self.dim, self.sizes), contiguous(array))
         return whole
+
+    @property
+    def _are_equal(self) -> bool:
+        """Return whether all parts are equally large, so that one array can have them."""
+        return min(self.sizes) == max(self.sizes)
 
     def _check(self, array: Array, size: int, what: str) -> None:
         if array.shape[self.dim] != size:
@@ -173,9 +184,12 @@ class ReduceScatter(_Along):
 
     def __call__(self, array: Array) -> Array:
         self._check(array, sum(self.sizes), "the whole")
-        parts = [contiguous(each) for each in split(array, self.dim, self.sizes)]
-        own = empty(array, parts[self.group.rank].shape)
-        self.group.reduce_scatter(own, parts)
+        own = empty(array, self.shape(array.shape))
+        if self._are_equal:
+            self.group.reduce_scatter_tensor(own, stacked(array, self.dim, len(self.sizes)))
+        else:
+            parts = [contiguous(each) for each in split(array, self.dim, self.sizes)]
+            self.group.reduce_scatter(own, parts)
         return own
 
     def shape(self, shape: Sequence[int]) -> tuple[int, ...]:

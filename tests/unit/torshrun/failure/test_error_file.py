@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from support.exits import VALUE_ERROR, an_exit
 
-from torshrun.failure.account import parse
+from torsh_runtime.error_file import leave_account
+from torsh_runtime.errors import CommTimeout
+from torshrun.failure.account import Account, parse
+from torshrun.failure.ending import Ending
 from torshrun.failure.error_file import ACCOUNT_BYTES, load_account, write_account
+from torshrun.failure.exit_diagnosis import blamed, diagnose
+from torshrun.failure.kinds import Kind
+from torshrun.failure.last_words import last_words
 
 
 @pytest.mark.parametrize(
@@ -93,3 +100,31 @@ def test_words_that_are_no_text_are_none() -> None:
     nested = '{"a":' * 300 + "1" + "}" * 300
     content = f'{{"message": {{"message": {nested}, "extraInfo": {{"py_callstack": [1]}}}}}}'
     assert parse(content).text == ""
+
+
+@pytest.mark.parametrize("status", [signal.SIGABRT, 1 << 8])
+def test_the_reason_for_which_a_process_ended_itself_is_what_counts(
+    status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    leave_account(ValueError("handled"))
+    error = CommTimeout("all_reduce", 12, 5.0, (0,), "")
+    error.members = (1, 2)
+    leave_account(error, is_end=True)
+    said = f"torsh: has failed: {error}\nFatal Python error: Aborted\n".encode()
+    account = load_account(str(path))
+    exit_ = an_exit(2, status, ending=Ending(is_watched=True), stderr=said, account=account)
+    blame = blamed(exit_)
+    assert blame is not None
+    assert blame.ranks == (1,)
+    assert last_words(exit_).errors[0].startswith(f"torsh_runtime.errors.CommTimeout: {error}")
+    killed = an_exit(2, signal.SIGSEGV, stderr=b"", account=account)
+    assert blamed(killed) is None, "it did not end itself"
+
+
+def test_the_kind_of_a_gpus_failure_is_told_though_the_process_was_aborted() -> None:
+    text = "CommError: nccl failed in all_reduce: CUDA error: uncorrectable ECC error encountered"
+    account = Account(text=text, is_end=True)
+    exit_ = an_exit(0, signal.SIGABRT, stderr=b"Fatal Python error: Aborted\n", account=account)
+    assert diagnose(exit_).kind is Kind.GPU

@@ -1,0 +1,158 @@
+"""What join() and its steps refuse, with the rank and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.launcher import Launcher
+
+import torsh_runtime as tr
+from torsh_runtime import nn, optim
+from torsh_runtime.elastic import training
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A training of this process alone, without torshrun."""
+    monkeypatch.setattr(training, "_joined", False)
+    model = nn.Linear(2, 1)
+    sampler = tr.elastic.ElasticSampler(8, 2, num_replicas=1, rank=0)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    return tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler), sampler
+
+
+def test_steps_of_a_process_without_torshrun(alone: Any) -> None:
+    job, sampler = alone
+    taken, drawn = [], []
+    for step in job.steps(5):
+        with step:
+            taken += step.next(sampler)
+            drawn.append(np.random.random())
+            step.commit()
+    assert sorted(taken[:8]) == [*range(8)]  # the next epoch begins after four
+    assert len({*drawn}) == 5
+    assert job.number == 5
+
+
+def test_what_a_step_refuses(alone: Any) -> None:
+    job, _ = alone
+    steps = job.steps(9)
+    step = next(steps)
+    with pytest.raises(tr.ConfigError, match=r"rank 0: commit.* of step 0 .*before its block"):
+        step.commit()
+    with step:
+        step.commit()
+        with pytest.raises(tr.ConfigError, match=r"rank 0: commit.* of step 0 .*once"):
+            step.commit()
+    with pytest.raises(tr.ConfigError, match="behind its block"):
+        step.commit()
+    with pytest.raises(tr.ConfigError, match="was entered before"), step:
+        pass
+    with pytest.raises(tr.ConfigError, match=r"step 1 ended without commit\(\).*CommError"):  # noqa: SIM117
+        with next(steps):
+            pass
+    with pytest.raises(ZeroDivisionError), next(steps):
+        raise ZeroDivisionError
+    next(steps)
+    with pytest.raises(tr.ConfigError, match="step 1 was not entered: write `with step:`"):
+        next(steps)
+
+
+def test_an_error_of_another_origin_leaves_the_step(alone: Any) -> None:
+    job, _ = alone
+    with pytest.raises(tr.PeerLost), next(job.steps(1)):
+        raise tr.PeerLost(1, "barrier", 1)  # nobody replaces workers here
+
+
+def test_a_loader_without_a_place_to_go_back_to(alone: Any) -> None:
+    job, _ = alone
+    with pytest.raises(tr.ConfigError, match="ElasticSampler"), next(job.steps(1)) as step:
+        step.next([1, 2, 3])
+
+
+def test_it_is_joined_once(alone: Any) -> None:
+    with pytest.raises(tr.ConfigError, match=r"join\(\) was called before"):
+        tr.elastic.join(optimizer=optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
+
+
+def test_parts_that_cannot_be_recovered() -> None:
+    model = nn.Linear(2, 1)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for part, said in [
+        (3, "'part': int has no state_dict"),
+        (tr.checkpoint.PerRank(optimizer), "'part': what only one rank has"),
+    ]:
+        with pytest.raises(tr.ConfigError, match=said):
+            tr.elastic.join(model=model, optimizer=optimizer, part=part)
+    with pytest.raises(tr.ConfigError, match="needs an optimizer="):
+        tr.elastic.join(model=model)
+
+
+def test_states_that_differ_are_named(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        import torsh_runtime as tr
+        from torsh_runtime import nn, optim
+        tr.init_process_group()
+        nn.manual_seed(1)
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+        if rank == 1:
+            model[1].bias.data[...] = 7
+        try:
+            tr.elastic.join(model=model, optimizer=optim.SGD(model.parameters(), lr=1.0))
+        except tr.ConfigError as error:
+            print(error)
+        """
+    )
+    code, out, err = torshrun.run("--nproc-per-node=2", script)
+    assert code == 0, err
+    assert out.count("the state at elastic.join() differs between ranks: model/1.bias (che") == 2
+    assert "on rank(s) 1" in out
+    assert "the same seed" in out
+
+
+def test_sharded_models_and_groups_are_refused(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        import torsh_runtime as tr
+        from torsh_runtime import nn, optim
+        tr.init_process_group()
+        model = tr.FullyShardedDataParallel(nn.Linear(2, 2))
+        whole = nn.Linear(2, 2)
+        optimizer = optim.SGD(whole.parameters(), lr=1.0)
+        for parts in ({"sharded": model}, {"plain": whole}):
+            try:
+                tr.elastic.join(optimizer=optimizer, **parts)
+            except tr.ConfigError as error:
+                print(error)
+            tr.new_group([0, 1])
+        """
+    )
+    code, out, err = torshrun.run("--nproc-per-node=2", script)
+    assert code == 0, err
+    assert out.count("cannot recover 'sharded': it is sharded over ranks (FSDP)") == 2
+    assert out.count("groups were made of the default group") == 2
+
+
+def test_ranks_that_do_not_join_are_named(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        import torsh_runtime as tr
+        from torsh_runtime import nn, optim
+        tr.init_process_group()
+        nn.manual_seed(1)
+        model = nn.Linear(2, 2)
+        try:
+            if rank == 0:
+                tr.elastic.join(model=model, optimizer=optim.SGD(model.parameters(), lr=1.0))
+            else:
+                tr.barrier()
+        except tr.TorshError as error:
+            print(type(error).__name__, error)
+        """
+    )
+    code, out, err = torshrun.run("--nproc-per-node=2", script)
+    assert code == 0, err
+    assert out.count("CommMismatch ranks disagree") == 2

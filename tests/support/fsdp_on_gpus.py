@@ -1,0 +1,216 @@
+"""FullyShardedDataParallel as it stores models on GPUs, on tensors of the CPU; each function is one
+rank's part, and those of nn are on NCCL's fake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from support.ddp_faults import Two, raised
+from support.fsdp_training import WAYS, as_on_gpus
+from torch import nn
+
+import torsh_runtime as tr
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.framework import torch_offload
+from torsh_runtime.framework.torch import TorchFramework
+
+LINEAR: Any = tr.ModuleTypeBasedAutoWrap(("Linear",))
+
+
+def net(width: int, count: int, bias: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width, bias=bias) for _ in range(count)))
+
+
+def losses(way: str, rank: int) -> list[float]:
+    """Of a model whose rows all ranks have equally many of."""
+    with WAYS[way]():
+        model: Any = tr.FullyShardedDataParallel(net(48, 3), auto_wrap_policy=LINEAR)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        found = []
+        generator = torch.Generator().manual_seed(rank)
+        for step in range(12):
+            if step % 3 == 0:  # else gradients add up
+                optimizer.zero_grad()
+            loss = model(torch.randn(5, 48, generator=generator)).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+
+class Memory:
+    """The memory of flat parameters and gradients that is still there."""
+
+    def __init__(self) -> None:
+        self._refs: list[Any] = []
+        self._releasable = TorchFramework.releasable
+
+    def made(self, framework: Any, size: int, dtype: str, like: Any) -> Any:
+        values = self._releasable(framework, size, dtype, like)
+        self._refs.append(values.untyped_storage()._weak_ref())
+        return values
+
+    def __call__(self) -> int:
+        found = [torch.UntypedStorage._new_with_weak_ptr(each) for each in self._refs]
+        return sum(each.nbytes() for each in found if each is not None)
+
+
+@contextmanager
+def measured() -> Iterator[Memory]:
+    memory = Memory()
+    with as_on_gpus(), patch.object(TorchFramework, "releasable", lambda *a: memory.made(*a)):
+        yield memory
+
+
+def held(steps: int, rank: int) -> dict[str, Any]:
+    """Bytes after steps with and without gradients, and the most that there were."""
+    with measured() as memory:
+        model: Any = tr.FullyShardedDataParallel(net(64, 4), auto_wrap_policy=LINEAR)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = memory()
+        with_gradients = 0
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(3, 64)).sum().backward()
+            optimizer.step()
+            with_gradients = memory()
+        model.zero_grad()
+        stats = model.memory_stats()
+        return {
+            "before": before,
+            "with gradients": with_gradients,
+            "after": memory(),
+            "counted": stats.current,
+            "parameters": stats.parameters,
+            "peak": stats.peak,
+        }
+
+
+def unstaged(width: int, rank: int) -> list[bool]:
+    """Whether the gradient of each layer was reduced from where autograd had put it."""
+    made, reduced = [], []
+    real = ProcessGroup.reduce_scatter_tensor
+
+    def reduce(group: Any, output: Any, input: Any, *rest: Any, **named: Any) -> Any:
+        reduced.append(input.data_ptr())
+        return real(group, output, input, *rest, **named)
+
+    with as_on_gpus(), patch.object(ProcessGroup, "reduce_scatter_tensor", reduce):
+        model: Any = tr.FullyShardedDataParallel(net(width, 2), auto_wrap_policy=LINEAR)
+        for parameter in model.parameters():
+            parameter.register_hook(lambda gradient: made.append(gradient.data_ptr()))
+        model(torch.ones(3, width)).sum().backward()
+    return [first == second for first, second in zip(made, reduced, strict=True)]
+
+
+@contextmanager
+def recorded(*names: str) -> Iterator[list[tuple[str, bool]]]:
+    """The calls of these methods of groups, and whether they are waited for."""
+    calls: list[tuple[str, bool]] = []
+
+    def seen(name: str) -> Callable[..., Any]:
+        real = getattr(ProcessGroup, name)
+
+        def call(*given: Any, async_op: bool = False, **named: Any) -> Any:
+            calls.append((name, async_op))
+            return real(*given, async_op=async_op, **named)
+
+        return call
+
+    with ExitStack() as stack:
+        for name in names:
+            stack.enter_context(patch.object(ProcessGroup, name, seen(name)))
+        yield calls
+
+
+def hybrid_calls(rank: int) -> list[tuple[str, bool]]:
+    """What a backward pass of three units calls, sharded over two ranks, with two replicas."""
+    mesh = tr.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    with as_on_gpus():
+        model: Any = tr.FullyShardedDataParallel(
+            net(48, 3), process_group=mesh, sharding_strategy="hybrid", auto_wrap_policy=LINEAR
+        )
+        loss = model(torch.ones(2, 48)).sum()
+        with recorded("reduce_scatter_tensor", "all_reduce") as calls:
+            loss.backward()
+    return calls
+
+
+def replicas_differ(way: str, rank: int) -> str:
+    """What is said if the ranks of one replica use less of a unit than those of the other."""
+    mesh = tr.init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    with WAYS[way]():
+        torch.manual_seed(0)
+        model: Any = tr.FullyShardedDataParallel(
+            Two(),
+            process_group=mesh,
+            sharding_strategy="hybrid",
+            auto_wrap_policy=tr.NoAutoWrap(),
+            min_num_params=0,
+        )
+        return raised(lambda: model(torch.ones(2, 3), second=rank < 2).sum().backward())
+
+
+def offloaded_order(rank: int) -> list[str]:
+    """What happens to two units that are offloaded, in a step: parts go to the device before they
+    are gathered, and gradients have come back before an optimizer may look at them."""
+    events: list[str] = []
+    with WAYS["offloaded"]():
+        model: Any = tr.FullyShardedDataParallel(
+            net(48, 2), auto_wrap_policy=LINEAR, backward_prefetch="none"
+        )
+        copy, moment = TorchFramework.copy_without_waiting, TorchFramework.moment
+        own = {each.data.untyped_storage().data_ptr() for each in model.parameters()}
+
+        def copied(target: torch.Tensor, source: torch.Tensor) -> None:
+            is_part = source.untyped_storage().data_ptr() in own
+            events.append("part in" if is_part else "gradient out")
+            copy(target, source)
+
+        def waiting(like: torch.Tensor) -> Callable[[], None]:
+            wait, is_out = moment(like), events[-1] == "gradient out"
+            return lambda: (events.append("waited"), wait())[1] if is_out else wait()
+
+        def noted(name: str, said: str) -> Any:
+            real = getattr(ProcessGroup, name)
+            return patch.object(
+                ProcessGroup, name, lambda *a, **k: (events.append(said), real(*a, **k))[1]
+            )
+
+        with (
+            patch.object(TorchFramework, "copy_without_waiting", staticmethod(copied)),
+            patch.object(TorchFramework, "moment", staticmethod(waiting)),
+            noted("all_gather_into_tensor", "gather"),
+            noted("reduce_scatter_tensor", "reduce"),
+        ):
+            model(torch.ones(2, 48)).sum().backward()
+            events.append("over")
+        assert not any(each.grad.isnan().any() for each in model.parameters())
+    return events
+
+
+def activations(rank: int) -> tuple[list[tuple[int, ...]], bool]:
+    """The shapes of what is taken to the CPU in a pass, and whether gradients stay as they are."""
+    taken: list[tuple[int, ...]] = []
+
+    def copied(target: torch.Tensor, source: torch.Tensor) -> None:
+        taken.append(tuple(target.shape))
+        target.copy_(source)
+
+    def gradients(**options: Any) -> list[torch.Tensor]:
+        model: Any = tr.FullyShardedDataParallel(net(48, 3), auto_wrap_policy=LINEAR, **options)
+        model(torch.linspace(0, 1, 5 * 48).reshape(5, 48)).square().sum().backward()
+        return [each.grad for each in model.parameters()]
+
+    with (
+        patch.multiple(torch_offload, is_on_gpu=lambda _: True, _LEAST=0),
+        patch.multiple(torch_offload, aside=lambda _: nullcontext(), moment=lambda _: lambda: None),
+        patch.object(torch_offload, "copy_without_waiting", copied),
+    ):
+        found = gradients(activation_offload=True)
+    return taken, all(map(torch.equal, found, gradients()))

@@ -1,0 +1,114 @@
+"""A training that goes on when workers are lost: a script for torshrun.
+
+Arguments: "nn" or "torch", the number of steps, and what happens in each round, as
+what:where:step:rank. `what` is kill, stop, raise or exit; `where` is one of before, forward,
+backward, vote (in commit(), before it), half (in commit(), amid the optimizer's step), committed,
+or for a rank that heals or gives its state: heal (then `step` is any number). PAUSE is in the
+environment: seconds in each step.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import torsh_runtime as tr
+from torsh_runtime import nn, optim
+from torsh_runtime.elastic import healing
+from torsh_runtime.elastic.parts_of_job import Parts
+
+SAMPLES, BATCH = 60, 12
+PAUSE = float(os.environ.get("PAUSE", "0"))
+
+
+def planned() -> list[str]:
+    """What is to happen in this round; the round's number follows the restarts."""
+    number, plans = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), sys.argv[3:]
+    return plans[number].split(":") if number < len(plans) else []
+
+
+def pass_point(where: str, step: int | None = None) -> None:
+    what, *rest = planned() or [""]
+    if rest[:1] != [where] or rest[2] != os.environ["RANK"]:
+        return
+    if step is not None and rest[1] != str(step):
+        return
+    if what == "raise":
+        raise ValueError(f"this rank is to fail in {where}")
+    if what == "exit":
+        os._exit(3)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
+
+
+def watch(owner: Any, name: str, where: str, present: list[int] | None) -> None:
+    """Have this function pass a point first, in the step that is in `present`, or in any."""
+    function = getattr(owner, name)
+
+    def call(*arguments: Any) -> Any:
+        pass_point(where, present[0] if present else None)
+        return function(*arguments)
+
+    setattr(owner, name, call)
+
+
+def make_nn() -> tuple[Any, Any, Any]:
+    nn.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.2), nn.Linear(40, 1))
+    wrapped: Any = tr.DistributedDataParallel(model)
+    return wrapped, optim.AdamW(wrapped.parameters(), lr=0.01), nn.Tensor
+
+
+def make_torch() -> tuple[Any, Any, Any]:
+    import torch
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(0.2)]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(40, 1))
+    wrapped: Any = tr.DistributedDataParallel(model)
+    return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9), torch.from_numpy
+
+
+def number(value: Any) -> float:
+    return float(value.detach() if hasattr(value, "detach") else value.data)
+
+
+def main() -> None:
+    tr.init_process_group()
+    model, optimizer, tensor = make_torch() if sys.argv[1] == "torch" else make_nn()
+    data = np.random.default_rng(1).standard_normal((SAMPLES, 6)).astype(np.float32)
+    sampler = tr.elastic.ElasticSampler(SAMPLES, BATCH)
+    watch(healing, "_send", "heal", None)
+    present = [0]
+    schedules: Any = optim if sys.argv[1] == "nn" else sys.modules["torch"].optim.lr_scheduler
+    schedule = schedules.StepLR(optimizer, step_size=4, gamma=0.9)
+    job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler, schedule=schedule)
+    watch(Parts, "agree_on_buffers", "vote", present)
+    watch(optimizer, "step", "half", present)
+    print(f"start {tr.get_rank()} {os.getpid()} {job.number}", flush=True)
+    for step in job.steps(int(sys.argv[2])):
+        with step:
+            present[0] = step.number
+            pass_point("before", step.number)
+            indices = step.next(sampler)
+            loss = (model(tensor(data[indices])) ** 2).mean()
+            pass_point("forward", step.number)
+            loss.backward()
+            pass_point("backward", step.number)
+            time.sleep(PAUSE)
+            step.commit()
+            schedule.step()
+            print("step", step.number, *indices, repr(number(loss)), flush=True)
+            pass_point("committed", step.number)
+    total = [
+        each.detach().numpy() if hasattr(each, "detach") else each.data
+        for each in (*model.parameters(), *(buffer for _, buffer in model.named_buffers()))
+    ]
+    print(f"end {tr.get_rank()} {os.getpid()} {sum(float(abs(each).sum()) for each in total)!r}")
+
+
+main()

@@ -1,0 +1,164 @@
+"""How the machine replaces lost workers while the others continue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torshrun.agent import machine
+from torshrun.agent import protocol as m
+from torshrun.config.job import LaunchConfig, RendezvousConfig
+from torshrun.rendezvous.base import NodeAssignment, RoundFormed
+
+KILLED, FAIL = 9, 3 << 8
+CONFIG = LaunchConfig(target="t", nproc_per_node=3, max_restarts=2)
+PLACE = NodeAssignment(
+    round=0,
+    restarts=0,
+    node_rank=0,
+    num_nodes=1,
+    first_rank=0,
+    world_size=3,
+    master_addr="127.0.0.1",
+    master_port=1,
+    jax_port=2,
+)
+ALL_JOINED = (m.Joined(0), m.Joined(1), m.Joined(2))
+
+
+def play(
+    *events: m.Event, config: LaunchConfig = CONFIG
+) -> tuple[machine.State, list[m.Instruction]]:
+    state: machine.State = machine.Waiting()
+    done: list[m.Instruction] = []
+    for event in (RoundFormed(PLACE), *events):
+        state, instructions = machine.handle(config, state, event)
+        done += instructions
+    return state, done[1:]
+
+
+def test_survivors_park_and_the_lost_worker_is_replaced() -> None:
+    state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, KILLED))
+    assert machine.summary(state)[0] == "mending"
+    assert done == [m.EndRound()]
+    state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, FAIL), m.Parked(0, 0), m.Parked(0, 2))
+    assert done == [m.EndRound(), m.ReplaceWorkers((1,))]
+    assert isinstance(state, machine.Running)
+    assert (state.attempt.round, state.attempt.restarts) == (1, 1)
+    assert state.alive == {0, 1, 2}
+    assert (state.joined, state.fresh) == ({0, 2}, {1})
+
+
+@pytest.mark.parametrize(
+    ("before", "config"),
+    [
+        ((m.Joined(0), m.Joined(1)), CONFIG),  # rank 2 would not come to meet the replacement
+        ((*ALL_JOINED, m.Left(2)), CONFIG),
+        ((), CONFIG),
+        (ALL_JOINED, replace(CONFIG, max_restarts=0)),
+        (ALL_JOINED, replace(CONFIG, rendezvous=RendezvousConfig(backend="etcd", endpoints=()))),
+        ((*ALL_JOINED, m.WorkerEnded(0, 0, 0)), CONFIG),
+        ((*ALL_JOINED, m.Noticed(10)), CONFIG),
+    ],
+)
+def test_otherwise_all_are_stopped_as_ever(
+    before: tuple[m.Event, ...], config: LaunchConfig
+) -> None:
+    state, done = play(*before, m.WorkerEnded(0, 1, KILLED), config=config)
+    assert isinstance(state, machine.Stopping)
+    assert not any(isinstance(each, m.Mend) for each in done)
+
+
+def test_who_does_not_park_is_killed_and_replaced_too() -> None:
+    lost = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0))
+    _, done = play(*lost, m.ParkingOver(0))
+    assert done[-1] == m.KillWorkers((2,))
+    _, done = play(*lost, m.ParkingOver(0), m.WorkerEnded(0, 2, KILLED))
+    assert done[-1] == m.ReplaceWorkers((1, 2))
+
+
+def test_when_all_survivors_die_the_round_has_failed() -> None:
+    lost = [m.WorkerEnded(0, rank, KILLED) for rank in (1, 0, 2)]
+    state, _ = play(*ALL_JOINED, *lost)
+    assert isinstance(state, machine.Stopping)
+    assert state.cause == "failure"
+
+
+REPLACED = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Parked(0, 2))
+
+
+def test_a_replacement_that_dies_before_it_joins_is_replaced() -> None:
+    state, done = play(*REPLACED, m.WorkerEnded(1, 1, FAIL), m.Parked(1, 0), m.Parked(1, 2))
+    assert done[-1] == m.ReplaceWorkers((1,))
+    assert state.attempt.restarts == 2
+
+
+def test_a_replacement_that_has_not_joined_need_not_park() -> None:
+    _, done = play(*REPLACED, m.WorkerEnded(1, 0, KILLED), m.Parked(1, 2))
+    assert done[-1] == m.ReplaceWorkers((0,))
+
+
+def test_an_end_that_was_noted_before_the_round_was_formed_counts() -> None:
+    state, done = play(*REPLACED, m.WorkerEnded(0, 2, KILLED))
+    assert isinstance(state, machine.Mending)
+    assert state.lost == {2}
+    assert done[-1] == m.EndRound()
+
+
+def test_the_last_loss_of_the_budget_stops_all() -> None:
+    spent = (*REPLACED, m.Joined(1), m.WorkerEnded(1, 0, FAIL), m.Parked(1, 1), m.Parked(1, 2))
+    state, _ = play(*spent, m.Joined(0), m.WorkerEnded(2, 2, KILLED))
+    assert isinstance(state, machine.Stopping)
+
+
+def test_of_a_hang_only_the_suspect_is_killed() -> None:
+    _, done = play(*ALL_JOINED, m.Hung(0, 15, 2))
+    assert done == [m.KillWorkers((2,), is_hang=True)]
+    _, done = play(*REPLACED, m.Hung(1, 15, 0))
+    assert done[-1] == m.KillWorkers((1,), is_hang=True)  # for which the others wait
+    state, _ = play(*ALL_JOINED, m.Hung(0, 15, -1))
+    assert isinstance(state, machine.Stopping)
+
+
+def test_a_request_to_stop_ends_the_mending() -> None:
+    state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.StopRequested(15))
+    assert isinstance(state, machine.Stopping)
+    assert state.cause == "signal"
+    assert isinstance(done[-1], m.Leave)
+
+
+RANK = st.integers(0, 2)
+EVENTS = st.one_of(
+    RANK.map(m.Joined),
+    st.sampled_from([KILLED, FAIL]).flatmap(
+        lambda status: RANK.map(lambda rank: m.WorkerEnded(0, rank, status))
+    ),
+    RANK.map(lambda rank: m.Parked(0, rank)),
+    st.just(m.ParkingOver(0)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(EVENTS, max_size=25))
+def test_whatever_happens_somebody_is_waited_for(events: list[m.Event]) -> None:
+    """Workers die once; while the machine mends, survivors have still to park."""
+    state: machine.State = machine.Waiting()
+    for event in (RoundFormed(PLACE), *events):
+        if isinstance(event, m.WorkerEnded) and event.rank not in getattr(state, "alive", ()):
+            continue
+        number = state.attempt.round
+        now = event._replace(round=number) if hasattr(event, "_replace") and hasattr(
+            event, "round"
+        ) else event  # fmt: skip
+        state, done = machine.handle(CONFIG, state, now)
+        if isinstance(state, machine.Mending):
+            assert frozenset() < state.awaited <= state.joined <= state.alive
+            assert not state.lost & state.alive
+        if isinstance(state, machine.Running) and any(
+            isinstance(each, m.ReplaceWorkers) for each in done
+        ):
+            assert state.alive == {0, 1, 2}
+            assert state.joined

@@ -1,0 +1,56 @@
+"""Runs callbacks in a thread of their own, so that one that waits holds up no deadline."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from torsh_runtime.backends.contained import run_callback
+
+Callback = Callable[[], object]
+
+
+class Callbacks:
+    """Runs callbacks one after the other. The thread exists as long as there are any."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # finalizers of what is let go of may begin operations
+        self._waiting: deque[Callback] = deque()
+        self._is_running = False
+
+    def add(self, callbacks: Iterable[Callback]) -> None:
+        """Run these callbacks soon."""
+        with self._lock:
+            self._waiting.extend(callbacks)
+            if self._is_running or not self._waiting:
+                return
+            self._is_running = True
+        try:
+            threading.Thread(target=self._run, name="torsh-nccl-callbacks", daemon=True).start()
+        except RuntimeError:  # no thread can be started, as at the end of the program
+            self._run()
+
+    def _run(self) -> None:
+        while (callback := self._next()) is not None:
+            run_callback(callback)
+            del callback
+
+    def _next(self) -> Callback | None:
+        with self._lock:
+            self._is_running = bool(self._waiting)
+            return self._waiting.popleft() if self._is_running else None
+
+
+_own: list[Callbacks] = []
+
+
+def run_soon(callbacks: Iterable[Callback]) -> None:
+    """Run these callbacks in the thread for those of all groups."""
+    if not _own:
+        _own.append(Callbacks())
+    _own[0].add(callbacks)
+
+
+os.register_at_fork(after_in_child=_own.clear)  # the child has no such thread

@@ -1,0 +1,100 @@
+"""Tells the agent where this worker stands in a job that recovers without restarts, and hears from
+it which round is over."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from torsh_runtime.contract import RECOVERY
+from torsh_runtime.errors import CommError, StoreError, StoreTimeout
+from torsh_runtime.job import Job
+from torsh_runtime.job_group import JobGroup
+from torsh_runtime.status import own_page
+
+NOTICE = 10.0
+"""Seconds within which the agent says that a round is over whose ranks lose one another."""
+_ABORT_AGAIN = 0.05
+"""Seconds until the group is aborted again, as long as this rank has not left it."""
+_REQUEST = 3600.0
+"""Seconds of a single wait for the agent, which is repeated without end."""
+
+
+class Rounds:
+    """Follows the rounds of the default group for its worker.
+
+    A thread waits for the end of the present round, and then aborts the group until the worker has
+    left it: a rank that waits for another, or for a replacement, stops waiting.
+    """
+
+    def __init__(self, group: JobGroup, job: Job) -> None:
+        """Begin in the round in which this process was started."""
+        self._group, self._store = group, job.client.scoped(RECOVERY)
+        self._rank, self._start = job.env.rank, job.env.round
+        self.number = self._start
+        self._left = threading.Event()
+
+    def follow(self) -> None:
+        """Listen for the end of the present round."""
+        self._left = threading.Event()
+        run = threading.Thread(
+            target=self._listen, args=(self.number, self._left), name="torsh-rounds", daemon=True
+        )
+        run.start()
+
+    def join(self) -> None:
+        """Tell the agent that this worker can go on without others, and has a whole state."""
+        self._store.put(f"joined/{self._start}/{self._rank}", b"")
+
+    def leave(self) -> None:
+        """Tell the agent that the loss of a worker ends this one from now on, as in other jobs."""
+        self._left.set()
+        self._store.put(f"left/{self._start}/{self._rank}", b"")
+
+    def next(self, lost: CommError, longest: float) -> None:
+        """Leave the present round, which has to be over, and wait until the next one is formed.
+
+        The wait for it has no limit: the agent forms it or ends this process. Raises `lost` if the
+        round is not over.
+
+        Args:
+            lost: The error with which the round ended here.
+            longest: The seconds of this worker's longest step, by which the agent judges how long
+                other workers may take to notice.
+        """
+        self._say("waits to hear that the round is over")
+        try:
+            self._store.wait([f"over/{self.number}"], NOTICE)
+        except StoreTimeout:
+            raise lost from None
+        self._left.set()
+        self._store.put(f"parked/{self.number}/{self._rank}", f"{longest:.3f}".encode())
+        self._say("parked: waits for the next round")
+        following = self.number + 1
+        key = f"round/{following}"
+        self.number, restarts = following, self._wait(key).decode()
+        os.environ["TORSH_ROUND"] = str(following)
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = restarts
+        self._say("")
+        self.follow()
+
+    def _wait(self, key: str) -> bytes:
+        while True:
+            try:
+                return self._store.wait([key], _REQUEST)[key].value
+            except StoreTimeout:
+                continue
+
+    def _listen(self, number: int, left: threading.Event) -> None:
+        try:
+            self._wait(f"over/{number}")
+        except StoreError:
+            return  # the agent is gone, and this process with it
+        while not left.is_set():
+            self._group.abort()
+            left.wait(_ABORT_AGAIN)
+
+    def _say(self, doing: str) -> None:
+        page = own_page()
+        if page is not None:
+            page.note_doing(doing)

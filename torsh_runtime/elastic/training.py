@@ -1,0 +1,424 @@
+"""Defines join(), by which a training goes on without restarts when workers are lost."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from torsh_runtime.checkpoint.ranks import Ranks
+from torsh_runtime.comm.agreement import Attempt
+from torsh_runtime.comm.default import default_group, has_default_group
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.timeouts import LONGEST_TIMEOUT
+from torsh_runtime.elastic.healing import check_same, heal, whole_contents
+from torsh_runtime.elastic.parts_of_job import Parts
+from torsh_runtime.elastic.rounds import Rounds
+from torsh_runtime.errors import CheckpointError, CommAborted, CommError, ConfigError, PeerLost
+from torsh_runtime.job import Job
+from torsh_runtime.job_group import JobGroup
+from torsh_runtime.parallel.state import Contents
+from torsh_runtime.status import report_step
+
+LOST = (PeerLost, CommAborted)
+"""The errors with which operations end when a worker of the round is lost."""
+_NOTHING = -1
+"""In place of the step, for a rank that has no whole state."""
+
+
+def join(*, seed: int = 0, **parts: Any) -> Training:
+    """Let this training go on without restarts when workers are lost.
+
+    When a worker dies, torshrun replaces that worker alone. The others keep their processes, leave
+    the step that they are in, and give the replacement their state when it calls join(), too. Then
+    all repeat the step, with the same batch and random numbers. Each loss is a restart of
+    `--max-restarts`. Without torshrun, and with one rank, it changes nothing.
+
+    All ranks call it, once, before the first step, with the same state.
+
+    Args:
+        seed: With the step and the rank, the seed of the random numbers of each step.
+        **parts: The model, wrapped in tr.DistributedDataParallel or not at all, its optimizer, and
+            whatever else changes from step to step and has a state_dict(): an ElasticSampler, a
+            learning rate schedule.
+
+    Returns:
+        The training, whose steps() are to be taken.
+
+    Raises:
+        ConfigError: On all ranks, if their states differ; for parts that cannot be recovered, for
+            jobs of several nodes, and when it is called a second time.
+        CommError: If communication fails before all ranks have joined.
+
+    Example:
+        ```python
+        job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler)
+        for step in job.steps(1000):
+            with step:
+                loss(model(step.next(sampler))).backward()
+                step.commit()
+        ```
+    """
+    global _joined
+    group = default_group() if has_default_group() else None
+    if _joined:
+        raise ConfigError(
+            f"{_who(group)}join() was called before in this process: call it once, with all parts"
+        )
+    with Attempt() as attempt:
+        _check_group(group)
+        own = Parts(parts, group)
+    if group is not None and group.is_unmet:
+        if attempt.error is not None:
+            raise attempt.error
+        training = Training(own, group, seed, _rounds(group))
+        training.replace()
+    else:
+        contents = Contents()
+        with attempt:
+            if attempt.error is None:
+                contents = whole_contents(parts, Ranks(group))
+        if group is not None:
+            check_same(group, contents, attempt.error)
+        if attempt.error is not None:
+            raise attempt.error
+        training = Training(own, group, seed, _rounds(group))
+        training.begin()
+    _joined = True
+    return training
+
+
+_joined = False
+"""True once this process has joined."""
+
+
+class Training:
+    """Gives the steps of a training, each until all ranks have committed it; join() returns it.
+
+    Example:
+        ```python
+        job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler)
+        print("begins at step", job.number)
+        for step in job.steps(1000):
+            train(step)
+        ```
+    """
+
+    def __init__(
+        self, parts: Parts, group: ProcessGroup | None, seed: int, rounds: Rounds | None
+    ) -> None:
+        """Hold the parts. `rounds` is None if nobody replaces lost workers."""
+        self._parts, self._group, self._seed, self._rounds = parts, group, seed, rounds
+        self.number = 0
+        """The number of the next step that is to be committed."""
+        self._longest = 0.0
+        """Seconds of the longest step."""
+        self._is_whole = False
+        """Whether this rank has the whole state of the steps before `number`."""
+
+    @property
+    def rank(self) -> int:
+        """Return this process's rank; 0 without a process group."""
+        return 0 if self._group is None else self._group.rank
+
+    def steps(self, total: int) -> Iterator[Step]:
+        """Yield the steps that are left, and each again until it is committed.
+
+        Afterwards, the loss of a worker ends the others, as without join().
+
+        Args:
+            total: The number of steps of the whole training.
+
+        Raises:
+            ConfigError: For a step that was neither committed nor lost.
+
+        Example:
+            ```python
+            for step in job.steps(1000):
+                with step:
+                    loss(model(step.next(sampler))).backward()
+                    step.commit()
+            ```
+        """
+        try:
+            while True:
+                while self.number < total:
+                    step = Step(self, self.number)
+                    yield step
+                    step.check_entered()
+                if self._all_are_through():
+                    return
+        finally:
+            if self._rounds is not None:
+                self._rounds.leave()
+                self._rounds = None
+
+    def begin(self) -> None:
+        """Begin with the state as it is, which is the same on all ranks."""
+        self._is_whole = True
+        if self._rounds is not None:
+            self._rounds.follow()
+            self._rounds.join()
+
+    def replace(self) -> None:
+        """Take the place of a lost worker, with the state of the others."""
+        assert self._rounds is not None
+        self._rounds.follow()
+        try:
+            self._meet(self._rounds)
+        except LOST as lost:
+            self.recover(lost)
+        self._rounds.join()
+
+    def recover(self, lost: CommError) -> None:
+        """Go back to the last commit, with the other ranks in the next round.
+
+        Raises `lost` if the round is not over, as after an abort() of the program's own.
+        """
+        rounds = self._rounds
+        if rounds is None:
+            raise lost
+        while True:
+            rounds.next(lost, self._longest)
+            try:
+                self._meet(rounds)
+                return
+            except LOST as again:
+                lost = again
+
+    def _meet(self, rounds: Rounds) -> None:
+        group = self._group
+        assert isinstance(group, JobGroup)
+        rank, size = group.rank, group.world_size
+        group.configure(group.store(), "", rank, size, rounds.number, LONGEST_TIMEOUT)
+        held = group.all_gather_numbers(
+            np.array([self.number if self._is_whole else _NOTHING], np.int64)
+        )[:, 0].tolist()
+        newest = max(held)
+        if newest == _NOTHING:
+            raise CheckpointError(
+                "no rank is left that has the whole state of the training: start the job again "
+                "from a checkpoint"
+            )
+        whole = [rank for rank, number in enumerate(held) if number == newest]
+        healing = [rank for rank in range(size) if rank not in whole]
+        if self._is_whole:
+            self._parts.go_back()
+        if healing:
+            self._is_whole = rank in whole  # what is being filled is empty until it is complete
+            heal(group, self._parts.named, whole, healing)
+        if not self._is_whole:
+            self._parts.forget()
+        self.number = newest
+        self._parts.begin_anew()
+        self._is_whole = True
+
+    def begin_step(self) -> None:
+        """Remember the state, and seed the generators for this step of this rank."""
+        self._parts.keep()
+        given = np.random.SeedSequence((self._seed, self.number, self.rank))
+        first, second = (int(each) for each in given.generate_state(2, np.uint32))
+        random.seed(first)
+        np.random.seed(second)
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(first << 32 | second)
+        if "torsh_runtime.nn" in sys.modules:
+            sys.modules["torsh_runtime.nn"].manual_seed(first << 32 | second)
+
+    def next_batch(self, loader: Any) -> Any:
+        """Return the next batch of a loader; see Step.next()."""
+        return self._parts.batches.next(loader)
+
+    def commit(self) -> None:
+        """Agree with all ranks that the step is done, and only then change the state.
+
+        Nothing communicates after the vote, so whoever has passed it completes the step. A rank
+        that has not, though another has, is behind by this step when the ranks meet again.
+        """
+        self._parts.agree_on_buffers()
+        group = self._group
+        if group is not None:
+            voted = group.all_gather_numbers(np.array([self.number], np.int64))[:, 0].tolist()
+            if len({*voted}) > 1:
+                raise ConfigError(
+                    f"ranks commit different steps: {', '.join(map(str, voted))}, by rank. All "
+                    f"ranks must take the same steps"
+                )
+        self._is_whole = False
+        self._parts.step()
+        self._parts.forget()
+        self.number += 1
+        self._is_whole = True
+
+    def note_time(self, seconds: float) -> None:
+        """Note how long a step took."""
+        self._longest = max(self._longest, seconds)
+
+    def _all_are_through(self) -> bool:
+        """Return whether no rank needs this one any more."""
+        if self._group is None:
+            return True
+        try:
+            self._group.barrier()
+        except LOST as lost:
+            self.recover(lost)
+            return False
+        return True
+
+
+class Step:
+    """Represents one attempt at a step; a context manager around the work of that step.
+
+    Example:
+        ```python
+        with step:
+            loss(model(step.next(sampler))).backward()
+            step.commit()
+        ```
+    """
+
+    def __init__(self, training: Training, number: int) -> None:
+        """Prepare the attempt."""
+        self._training = training
+        self.number = number
+        """The number of the step, from 0."""
+        self._state = "new"
+        self._begun = 0.0
+
+    def next(self, loader: Any) -> Any:
+        """Return the next batch, the same one when the step is repeated.
+
+        Behind the last batch of an epoch the next epoch begins.
+
+        Args:
+            loader: An ElasticSampler that is a part of the training, or a DataLoader whose
+                batch_sampler is its ahead().
+
+        Returns:
+            What the loader gives: indices, or a batch.
+
+        Raises:
+            ConfigError: For other loaders, and outside of the step.
+
+        Example:
+            ```python
+            with step:
+                inputs = data[step.next(sampler)]
+            ```
+        """
+        self._check_open("next()")
+        return self._training.next_batch(loader)
+
+    def commit(self) -> None:
+        """Wait until all ranks have come here, then call the optimizers and drop the gradients.
+
+        All ranks commit the step, or none does.
+
+        Raises:
+            ConfigError: When the step was committed already, and outside of it.
+            CommError: If a rank was lost; the step then begins again.
+
+        Example:
+            ```python
+            with step:
+                loss(model(batch)).backward()
+                step.commit()
+            ```
+        """
+        self._check_open("commit()")
+        self._training.commit()
+        self._state = "committed"
+
+    def check_entered(self) -> None:
+        """Raise ConfigError if the step was passed over."""
+        if self._state == "new":
+            raise ConfigError(
+                f"rank {self._training.rank}: step {self.number} was not entered: write `with "
+                f"step:` in the loop, and step.commit() in that block"
+            )
+
+    def __enter__(self) -> Step:
+        if self._state != "new":
+            raise ConfigError(
+                f"rank {self._training.rank}: step {self.number} was entered before: take the next "
+                f"step of steps()"
+            )
+        self._state, self._begun = "open", time.monotonic()
+        report_step(self.number)
+        self._training.begin_step()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        was_committed, self._state = self._state == "committed", "closed"
+        self._training.note_time(time.monotonic() - self._begun)
+        if isinstance(error, LOST):
+            self._training.recover(error)
+            return True
+        if error is None and not was_committed:
+            raise ConfigError(
+                f"rank {self._training.rank}: step {self.number} ended without commit(): call "
+                f"step.commit() at the end of the block. If an `except` in it catches CommError, "
+                f"let the error out, because the ranks meet again only outside of the block"
+            )
+        return False
+
+    def _check_open(self, call: str) -> None:
+        if self._state == "open":
+            return
+        where = {
+            "new": "before its block: call it within `with step:`",
+            "committed": "after its commit(): commit each step once, at the end of its block",
+            "closed": "behind its block: call it within `with step:`",
+        }
+        raise ConfigError(
+            f"rank {self._training.rank}: {call} of step {self.number} was called "
+            f"{where[self._state]}"
+        )
+
+
+def _check_group(group: ProcessGroup | None) -> None:
+    """Raise ConfigError for jobs that cannot go on without restarts."""
+    if group is None:
+        return
+    if not isinstance(group, JobGroup):
+        raise ConfigError("join() needs the group that tr.init_process_group() makes")
+    job = group.job
+    if job.env.num_nodes > 1:
+        raise ConfigError(
+            f"this job has {job.env.num_nodes} nodes, and join() recovers within one node: use "
+            f"tr.elastic.State, which restarts all workers"
+        )
+    if not isinstance(job, Job) or not job.env.store_endpoint:
+        return
+    if group.backend != "native":
+        raise ConfigError(
+            f"the backend is {group.backend}, and join() recovers groups of backend native: leave "
+            f"backend= out, or use tr.elastic.State"
+        )
+    if job.turn != 1 or (group.session.count and not group.is_unmet):
+        raise ConfigError(
+            "groups were made of the default group, or that was made anew, and join() recovers "
+            "the first default group alone: make no groups before, or use tr.elastic.State"
+        )
+
+
+def _rounds(group: ProcessGroup | None) -> Rounds | None:
+    """Return the rounds of this worker; None if no agent replaces lost workers."""
+    if not isinstance(group, JobGroup) or not isinstance(group.job, Job):
+        return None
+    env = group.job.env
+    return Rounds(group, group.job) if env.store_endpoint and env.max_restarts else None
+
+
+def _who(group: ProcessGroup | None) -> str:
+    return "" if group is None else f"rank {group.rank}: "

@@ -1,0 +1,130 @@
+"""Stores flat parameters that the ranks of each node have once, and gather from other nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from torsh_runtime.arrays.pages import give_back
+from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.framework import Framework
+from torsh_runtime.framework.models import common_memory
+from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
+from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.storage import GatheredStorage
+from torsh_runtime.parallel.regions.arrays import copied
+
+
+class Nodes:
+    """Describes a group whose nodes have equally many ranks: `here` are this node's, and `likes`
+    those with this one's place in their nodes, including this one."""
+
+    def __init__(
+        self, here: ProcessGroup, likes: ProcessGroup, members: Sequence[Sequence[int]]
+    ) -> None:
+        """Create the description. members: each node's ranks in the group."""
+        self.here, self.likes, self.members = here, likes, members
+        self._released: list[NodeStorage] = []
+
+    def meet(self) -> None:
+        """Wait for the ranks of this node; then nobody needs what all have released."""
+        self.here.barrier()
+        for memory in self._released:
+            memory.let_go()
+        self._released.clear()
+
+    def release(self, memory: NodeStorage) -> None:
+        """Note that this rank no longer needs `memory`."""
+        self._released.append(memory)
+
+    def take_back(self, memory: NodeStorage) -> bool:
+        """Take back memory that was released and is not freed yet. Return whether it was, which
+        is equal on all ranks."""
+        if memory not in self._released:
+            return False
+        self._released.remove(memory)
+        return True
+
+
+class NodeStorage(GatheredStorage):
+    """The ranks of a node have the flat parameter once. Each gathers an equal share of it from its
+    likes in other nodes, so what a node needs comes to it once; and gradients leave a node averaged
+    over its ranks.
+    """
+
+    is_common = True
+
+    def __init__(
+        self,
+        framework: Framework,
+        flat: FlatParameter,
+        group: ProcessGroup,
+        ledger: MemoryAccounting,
+        nodes: Nodes,
+    ) -> None:
+        self._nodes = nodes
+        super().__init__(framework, flat, group, ledger)
+        self._shares = [self._parts[members[nodes.here.rank]] for members in nodes.members]
+        self._is_published = True
+        nodes.meet()
+
+    def remade(self, flat: FlatParameter) -> NodeStorage:
+        return NodeStorage(self._framework, flat, self._group, self.ledger, self._nodes)
+
+    def publish(self) -> None:
+        self._is_published = True
+
+    def settle(self) -> None:
+        self._is_published = True  # an optimizer comes now
+
+    def begin_unshard(self) -> None:
+        if self._nodes.take_back(self) and not self._is_published:  # it has not changed since
+            self._count(self._whole_size, self._precision.computed)
+            self._is_here = True
+        super().begin_unshard()
+
+    def unshard(self) -> None:
+        is_new = not self._is_here
+        super().unshard()
+        if is_new:
+            self._nodes.meet()
+
+    def met(self) -> None:
+        if self._nodes.take_back(self):
+            self.let_go()
+
+    def let_go(self) -> None:
+        """Give the memory of what this rank has gathered to the system, and nobody else's: they may
+        have begun to gather again."""
+        for share in self._shares:
+            with suppress(OSError):  # locked in memory
+                give_back(self._framework.array(share))
+
+    @property
+    def _whole_size(self) -> int:
+        return self._flat.size // self._nodes.here.world_size
+
+    def _make_whole(self) -> Any:
+        like, dtype = self._flat.parameters[0], self._precision.computed
+        return common_memory(like, self._flat.size, self._nodes.here, dtype)
+
+    def _allocate(self) -> None:
+        """Allocate nothing, because writing to the memory does."""
+
+    def _release(self) -> None:
+        self._nodes.release(self)
+
+    def _gather(self, own: Any) -> Any:
+        self._is_published = False
+        return self._nodes.likes.all_gather(self._shares, own, async_op=True)
+
+    def _reduce(self, target: Any, staged: Any) -> Any:
+        nodes, own, parts = self._nodes, self._nodes.here.rank, self._flat.parts(staged)
+        averages = []
+        for members in nodes.members:
+            average = copied(parts[members[own]])
+            nodes.here.reduce_scatter(average, [parts[rank] for rank in members], ReduceOp.AVG)
+            averages.append(average)
+        return nodes.likes.reduce_scatter(target, averages, ReduceOp.AVG, async_op=True)

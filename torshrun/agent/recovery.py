@@ -1,0 +1,114 @@
+"""Follows where workers stand that go on without those that are lost, and tells them of rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torsh_runtime.contract import RECOVERY
+from torsh_runtime.errors import StoreError
+from torsh_runtime.store.base import Store
+from torshrun.agent import protocol
+from torshrun.workers.group import WorkerGroup
+from torshrun.workers.worker import Worker
+
+PARK_BOUND = 300.0
+"""Seconds in which the first survivor has to notice that the round is over."""
+PARK_LEAST = 5.0
+"""Seconds that the others then have, in addition to some steps."""
+PARK_STEPS = 3
+"""Number of steps that they have, each as long as the longest of those that have parked."""
+
+
+@dataclass(eq=False)
+class Recovery:
+    """Belongs to the loop's thread. The oldest workers of a round say which store it has."""
+
+    loop: asyncio.AbstractEventLoop
+    group: WorkerGroup
+    post: Callable[[protocol.Event], None]
+
+    def __post_init__(self) -> None:
+        self._store: Store | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending = -1
+        """The number of the round whose workers are to park; -1 if there is none."""
+
+    def start(self, store: Store) -> None:
+        """Follow the workers that have this store."""
+        self._store = store
+        self._watching = self.loop.create_task(self._watch(store))
+        # What goes wrong there is an internal error of a callback, and not forgotten.
+        self._watching.add_done_callback(lambda task: task.cancelled() or task.result())
+
+    def stop(self) -> None:
+        """Follow no worker any more."""
+        self._cancel_timer()
+        if self._watching is not None:
+            self._watching.cancel()
+        self._store = self._watching = None
+
+    async def end_round(self, number: int) -> None:
+        """Tell the survivors that the round is over. They have a while to park."""
+        assert self._store is not None
+        self._ending = number
+        self._allow(PARK_BOUND)
+        await self._store.put(f"{RECOVERY}over/{number}", b"")
+
+    async def begin_round(self, number: int, restarts: int) -> None:
+        """Tell the survivors to meet again in this round."""
+        assert self._store is not None
+        self._cancel_timer()
+        self._ending = -1
+        await self._store.put(f"{RECOVERY}round/{number}", str(restarts).encode())
+
+    async def _watch(self, store: Store) -> None:
+        with contextlib.suppress(StoreError):  # it closes with the round
+            listing = await store.list(RECOVERY)
+            async with contextlib.aclosing(store.watch(RECOVERY, listing.revision)) as events:
+                async for event in events:
+                    key = event.key.removeprefix(RECOVERY)
+                    self._take(key.split("/"), event.value or b"")
+
+    def _take(self, key: Sequence[str], value: bytes) -> None:
+        match key:
+            case ["joined", start, rank] if self._is_present(start, rank):
+                self.post(protocol.Joined(int(rank)))
+            case ["left", start, rank] if self._is_present(start, rank):
+                self.post(protocol.Left(int(rank)))
+            case ["parked", number, rank] if number == str(self._ending):
+                self._allow(PARK_LEAST + PARK_STEPS * _seconds(value))
+                self.post(protocol.Parked(self._ending, int(rank)))
+
+    def _is_present(self, start: str, rank: str) -> bool:
+        """Return whether the process of that rank that began in round `start` runs."""
+        return any(_is(worker, start, rank) for worker in self.group.workers)
+
+    def _allow(self, seconds: float) -> None:
+        """Give workers so many seconds from now on to park, or what they have if that is less."""
+        until = self.loop.time() + seconds
+        if self._timer is not None:
+            until = min(until, self._timer.when())
+        self._cancel_timer()
+        over = protocol.ParkingOver(self._ending)
+        self._timer = self.loop.call_at(until, self.post, over)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _is(worker: Worker, start: str, rank: str) -> bool:
+    return worker.alive and (str(worker.rank), str(worker.assignment.worker.round)) == (rank, start)
+
+
+def _seconds(value: bytes) -> float:
+    """Return the seconds that a worker has written; 0 for nonsense."""
+    try:
+        return min(max(float(value), 0.0), PARK_BOUND)
+    except ValueError:
+        return 0.0
