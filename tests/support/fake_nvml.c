@@ -1,8 +1,9 @@
 /* A libnvidia-ml.so.1 whose GPUs are the lines of the file $FAKE_NVML, read anew at each call.
  *
- * A line "gpu PCI ERROR USED UTILIZATION POWER TEMPERATURE ECC PENDING FAILED WIDTH MAX REASONS" is a
- * GPU; ERROR is what calls with it return, 0 is none. A line "xid GPU NUMBER" is an event, given
- * once. "init ERROR" is what nvmlInit_v2 returns, "hang" makes calls never return, and "crash" ends
+ * A line "gpu PCI ERROR USED UTILIZATION POWER TEMPERATURE ECC PENDING FAILED WIDTH MAX REASONS
+ * HANDLE MEMORY" is a GPU; ERROR is what calls with it return, 0 is none, HANDLE what the call for its
+ * handle does, MEMORY what the one for its memory does. A line "xid GPU NUMBER" is an event, given
+ * once, and "mig GPU UUID" an instance. "init ERROR" is what nvmlInit_v2 returns, "hang" makes calls never return, and "crash" ends
  * the process. Signatures are those of NVIDIA's reference of the library.
  */
 #include <stdio.h>
@@ -11,26 +12,30 @@
 #include <unistd.h>
 
 typedef unsigned long long u64;
-typedef struct { char pci[32]; u64 of[12]; } Gpu;
-enum { ERROR, USED, UTILIZATION, POWER, TEMPERATURE, ECC, PENDING, FAILED, WIDTH, MAX, REASONS };
-enum { NOT_SUPPORTED = 3, TIMEOUT = 10 };
+typedef struct { char pci[32]; u64 of[16]; } Gpu;
+enum { ERROR, USED, UTILIZATION, POWER, TEMPERATURE, ECC, PENDING, FAILED, WIDTH, MAX, REASONS, HANDLE, MEMORY };
+enum { NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMEOUT = 10 };
 
 static Gpu gpus[16];
 static int count, given, events, init_error;
 static struct { int gpu; u64 number; } xids[64];
+static struct { int gpu; char uuid[64]; } instances[8];
+static int divided;
 
 static void load(void) {
     char line[256];
     FILE *file = fopen(getenv("FAKE_NVML"), "r");
-    count = events = init_error = 0;
+    count = events = divided = init_error = 0;
     while (file && fgets(line, sizeof line, file)) {
         Gpu *gpu = &gpus[count];
         u64 *of = gpu->of;
-        if (sscanf(line, "gpu %31s %llu %llu %llu %llu %llu %llu %llu %llu %llu %llu %llu", gpu->pci, of,
-                   of + 1, of + 2, of + 3, of + 4, of + 5, of + 6, of + 7, of + 8, of + 9, of + 10) == 12)
+        if (sscanf(line, "gpu %31s %llu %llu %llu %llu %llu %llu %llu %llu %llu %llu %llu %llu %llu", gpu->pci, of,
+                   of + 1, of + 2, of + 3, of + 4, of + 5, of + 6, of + 7, of + 8, of + 9, of + 10, of + 11, of + 12) == 14)
             count++;
         else if (sscanf(line, "xid %d %llu", &xids[events].gpu, &xids[events].number) == 2)
             events++;
+        else if (sscanf(line, "mig %d %63s", &instances[divided].gpu, instances[divided].uuid) == 2)
+            divided++;
         else if (!strncmp(line, "hang", 4))
             for (;;) pause();
         else if (!strncmp(line, "crash", 5))
@@ -58,7 +63,7 @@ int nvmlDeviceGetCount_v2(unsigned *found) { load(); *found = (unsigned)count; r
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     load();
     *device = &gpus[index];
-    return 0;
+    return (int)gpus[index].of[HANDLE];
 }
 
 int nvmlDeviceGetPciInfo_v3(void *device, void *pci) {
@@ -67,11 +72,32 @@ int nvmlDeviceGetPciInfo_v3(void *device, void *pci) {
     return 0;
 }
 
+int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
+    long index = (Gpu *)device - gpus;
+    for (int number = 0; number < divided; number++)
+        if (device == &instances[number])
+            return snprintf(uuid, length, "%s", instances[number].uuid) < 0;
+    return snprintf(uuid, length, "GPU-%lda%ldb-00", index, index) < 0;
+}
+
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *found) {
+    (void)device;
+    *found = 7;
+    return 0;
+}
+
+int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **instance) {
+    load();
+    if ((int)index >= divided || &gpus[instances[index].gpu] != (Gpu *)device) return NOT_FOUND;
+    *instance = &instances[index];
+    return 0;
+}
+
 int nvmlDeviceGetMemoryInfo(void *device, u64 *memory) {
     unsigned used;
     int code = number(device, USED, &used);
     memory[0] = 80ull << 30, memory[2] = used, memory[1] = memory[0] - used;
-    return code;
+    return code ? code : (int)((Gpu *)device)->of[MEMORY];
 }
 
 int nvmlDeviceGetUtilizationRates(void *device, unsigned *rates) {

@@ -24,6 +24,8 @@ _WELL = {
     "width": 16,
     "max": 16,
     "reasons": 4,
+    "handle": 0,
+    "memory": 0,
 }
 
 

@@ -21,7 +21,7 @@ from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.diagnosis import Diagnosis, Findings
-from torshrun.agent.gpus import GpuChecks, make_probe
+from torshrun.agent.gpus import make_checks
 from torshrun.agent.hang_monitor import HangMonitor
 from torshrun.agent.recovery import Recovery
 from torshrun.agent.round import Round, ServeStore, first_worker
@@ -91,7 +91,7 @@ class Agent:
         self._group = WorkerGroup(
             self.keeper, self.pump, self._loop, self, self.commit_memory.inherited()
         )
-        self._gpus = GpuChecks(make_probe(self.spec.environ), lambda text: self._tell.say(text))
+        self._gpus = make_checks(config, self.spec.environ, lambda text: self._tell.say(text))
         self._telemetry = Telemetry(config, self._group, self._gpus.read)
         self._tell = Announcer(config, self.pump.say, self._telemetry.record, self._keep_finding)
         self._watchdog = Watchdog(self._group, config.agent_timeout, self._on_heartbeat)
@@ -205,6 +205,7 @@ class Agent:
         if not self._last_signal or signo == signal.SIGINT:
             self._signalled = now  # what is only repeated must not hide an interrupt
         self._last_signal = signo
+        self._gpus.hurry()
         self._tell.emit("stop_requested", signal=signal_name(signo))
         self._post(protocol.StopRequested(signo))
 
@@ -332,7 +333,8 @@ class Agent:
         left = [worker for worker in self._group.workers if worker.alive]
         endings = [*self._group.endings, *left]
         found = self._found = await self._diagnosis.findings(endings, self._round)
-        broken = await self._gpus.find_faults() if found.cause and not self._last_signal else ""
+        looks = found.cause and not self._last_signal
+        broken = await self._gpus.after_failure(found) if looks else ""
         if broken:
             self._tell.gpus_broken(broken)
         self._tell.where_they_stood(await self._diagnosis.standing(endings))
@@ -387,7 +389,7 @@ class Agent:
         if self._watchdog.expired:  # the keeper's timer has run out before there was any worker
             self.on_dead_man()
             return
-        if broken := await self._gpus.find_faults():
+        if broken := await self._gpus.before_start():
             self._refuse_start(broken, exit_codes.GPU_BROKEN)
             return
         try:
@@ -430,7 +432,10 @@ class Agent:
         await self._recovery.end_round(self._round.number)
 
     async def _report_lost(
-        self, restarts: int, endings: Sequence[Worker], before: asyncio.Task[None] | None
+        self,
+        failure: protocol.ReportFailure,
+        endings: Sequence[Worker],
+        before: asyncio.Task[None] | None,
     ) -> None:
         """Report a failure while the survivors go on, and after the report of the one before."""
         if before is not None:
@@ -438,7 +443,7 @@ class Agent:
         await asyncio.sleep(machine.SETTLE_SECONDS)  # in which the last output comes
         found = await self._diagnosis.findings(endings, self._round)
         self._diagnosis.hung = {}
-        self._tell.failed(protocol.ReportFailure(restarts, "replace"), found)
+        self._tell.failed(failure, found)
         self._telemetry.count_failure(found)
 
     def _kill(self, kill: protocol.KillWorkers) -> None:
@@ -455,8 +460,12 @@ class Agent:
         try:
             place = self.rendezvous.mend(time.monotonic() - self._group.begun)
             self._tell.begin_round(place)
-            report = self._report_lost(place.restarts - 1, endings, self._reporting)
-            self._reporting = self._start(report)
+            broken = await self._gpus.before_replacement()
+            failure = protocol.ReportFailure(place.restarts - 1, "broken" if broken else "replace")
+            self._reporting = self._start(self._report_lost(failure, endings, self._reporting))
+            if broken:
+                self._refuse_start(broken, exit_codes.GPU_BROKEN)
+                return
             self._round = before._replace(number=place.round)
             self._tell.round_started(place)
             for rank in ranks:

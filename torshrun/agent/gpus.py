@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # few nodes that start jobs have a GPU
+    from torshrun.agent.diagnosis import Findings
+    from torshrun.config.job import LaunchConfig
     from torshrun.health.gpu_health import GpuReading
     from torshrun.health.gpu_probe import GpuProbe
 
@@ -18,46 +21,127 @@ SCRAPE_SECONDS = 1.0
 """Seconds that it may take while a client waits for metrics."""
 
 
-def make_probe(environ: Mapping[str, str]) -> GpuProbe | None:
-    """Return what asks the GPUs' driver; None if there is no NVIDIA GPU."""
+def make_checks(
+    config: LaunchConfig, environ: Mapping[str, str], say: Callable[[str], None]
+) -> GpuChecks:
+    """Return the checks of this node's GPUs, which find nothing where there is no NVIDIA GPU."""
     if not any(Path("/dev").glob("nvidia[0-9]*")):
-        return None
+        return GpuChecks(None, say)
     from torshrun.health.gpu_probe import GpuProbe
 
-    return GpuProbe(environ)
+    probe = GpuProbe(environ)
+    return GpuChecks(probe, say, takes_gpus=_takes_gpus(config, environ, probe.usable))
 
 
 class GpuChecks:
-    """Compares each reading with the one before."""
+    """Compares each reading with the one before.
 
-    def __init__(self, probe: GpuProbe | None, say: Callable[[str], None]) -> None:
+    A job of which nothing says that it uses GPUs runs beside a broken one: `takes_gpus` is False.
+    """
+
+    def __init__(
+        self, probe: GpuProbe | None, say: Callable[[str], None], *, takes_gpus: bool = True
+    ) -> None:
         self._probe = probe
         self._say = say
+        self._takes_gpus = takes_gpus
         self._before: tuple[GpuReading, ...] = ()
+        self._accepted: dict[str, None] = {}
+        """Faults beside which workers were started."""
+        self._beside: asyncio.Task[None] | None = None
+        """The check beside the last start."""
+        self._told_failure = False
 
-    async def find_faults(self) -> str:
-        """Return why this node can run no workers on its GPUs; "" if nothing shows that.
+    async def before_start(self) -> str:
+        """Return why this node can start no workers; "" if nothing shows that.
 
-        What else is worth knowing is told to people.
+        What else is worth knowing is told to people. Where nothing says that the job uses GPUs, it
+        does not wait for their driver.
         """
-        if self._probe is None or not self._probe.knows:
-            return ""
+        if self._takes_gpus:
+            return _broken(await self._faults())
+        if self._beside is None or self._beside.done():
+            self._beside = asyncio.create_task(self._accept())
+        return ""
+
+    async def _accept(self) -> None:
+        found = await self._faults()
+        if new := [fault for fault in found if fault not in self._accepted]:
+            self._say(f"{_broken(new)}; workers start, as nothing says that this job uses GPUs")
+        self._accepted |= dict.fromkeys(found)
+
+    async def after_failure(self, found: Findings) -> str:
+        """Return why no workers can run here after this failure; "" if nothing shows that."""
+        new = await self._new_faults()
+        may_be_old = self._accepted and _tells_of_gpus(found)
+        return _broken([*self._accepted, *new] if may_be_old else new)
+
+    async def before_replacement(self) -> str:
+        """Return why no lost worker can be replaced here; "" if nothing shows that."""
+        return _broken(await self._new_faults())
+
+    async def _new_faults(self) -> list[str]:
+        if self._beside:
+            await self._beside
+        return [fault for fault in await self._faults() if fault not in self._accepted]
+
+    async def _faults(self) -> list[str]:
+        if self._probe is None or self._told_failure:
+            return []
         from torshrun.health.gpu_health import faults, remarks
 
         now = await asyncio.to_thread(self._probe.read, PATIENCE)
         if self._probe.failure:
+            self._told_failure = True
             self._say(f"{self._probe.failure}; their health is not checked")
-            return ""
+        if now is None:
+            return []
         found = [*faults(now, self._before)]
         for remark in remarks(now, self._before):
             self._say(remark)
         self._before = now
-        return f"a GPU of {os.uname().nodename} is broken: {'; '.join(found)}" if found else ""
+        return found
+
+    def hurry(self) -> None:
+        """Wait no longer for a driver that is slow, now and later."""
+        if self._probe:
+            self._probe.hurry()
 
     def read(self) -> tuple[GpuReading, ...]:
         """Return what is known of the GPUs now; () if nothing is. Any thread may ask."""
-        return self._probe.read(SCRAPE_SECONDS, gives_up=False) if self._probe else ()
+        if self._probe is None:
+            return ()
+        return self._probe.read(SCRAPE_SECONDS, gives_up=False) or ()
 
     def close(self) -> None:
+        if self._beside:
+            self._beside.cancel()
         if self._probe:
             self._probe.close()
+
+
+def _takes_gpus(config: LaunchConfig, environ: Mapping[str, str], usable: int) -> bool:
+    """Return whether a job says that it uses GPUs.
+
+    It does by as many workers as GPUs that it may use, by naming GPUs, or by giving each worker
+    one.
+    """
+    names_some = config.virtual_local_rank or bool(environ.get("CUDA_VISIBLE_DEVICES"))
+    return names_some or config.nproc_per_node == usable
+
+
+def _broken(faults: list[str]) -> str:
+    return f"a GPU of {os.uname().nodename} is broken: {'; '.join(faults)}" if faults else ""
+
+
+_OF_GPUS = re.compile(r"cuda|nvidia|nccl|cudnn|cublas|nvml|\bgpus?\b", re.IGNORECASE)
+
+
+def _tells_of_gpus(found: Findings) -> bool:
+    """Return whether GPUs may be at fault: workers' last words are about some, or they hang."""
+    from torshrun.failure.kinds import Kind
+    from torshrun.failure.last_words import last_words
+
+    exits = found.explained.exits if found.explained else ()
+    said = "\n".join(line for exit_ in exits for line in last_words(exit_).lines)
+    return found.kind is Kind.HUNG or bool(_OF_GPUS.search(said))

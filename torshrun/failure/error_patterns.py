@@ -331,6 +331,16 @@ PATTERNS = (
         "and make the output and both lists of splits from them.",
     ),
     Pattern(
+        Kind.EXCEPTION,
+        r"\bFunction (?P<name>\w+Backward\d+) returned an invalid gradient at index \d+ - got \[",
+        "A tensor has another shape in the backward pass than it had in the forward one (in "
+        "{name}): most often a loss uses parameters of a sharded model outside of the model, where "
+        "a rank has only its part of them.",
+        "Compute such a penalty in a method of the model, and register that with "
+        "tr.register_fsdp_forward_method(model, 'penalty'). Else look for code that sets a "
+        "tensor's .data between the two passes.",
+    ),
+    Pattern(
         Kind.MISSING,
         r"Expected to have finished reduction in the prior iteration",
         "Some of its parameters were unused in the step before: they got no gradient, so that its "

@@ -8,22 +8,31 @@ _DRAIN = (
     "See dmesg (lines with Xid) and `nvidia-smi -q`; take the node out of the job and have the GPU "
     "reset or the machine rebooted: a restart on it fails again."
 )
+_NONE = r"(?![\w ]{0,24}[:=] *(?:0|[Nn]o|[Nn]one|[Ff]alse|N/A)\b)"
+"""Stands after words about a fault that reports also have where there is none."""
 GPU_PATTERNS = (
     Pattern(
         Kind.GPU,
-        r"[Uu]ncorrectable (?:ECC|NVLink)|CUDA_ERROR_(?:ECC|NVLINK)_UNCORRECTABLE|"
+        r"\ba GPU of \S+ is broken: ",
+        "The GPU itself is broken, or the system has lost it.",
+        f"{_DRAIN} A job that uses no GPU runs there with CUDA_VISIBLE_DEVICES= (empty).",
+    ),
+    Pattern(
+        Kind.GPU,
+        rf"[Uu]ncorrectable (?:ECC|NVLink){_NONE}|"
+        r"CUDA_ERROR_(?:ECC|NVLINK)_UNCORRECTABLE|"
         r"cudaError(?:ECC|Nvlink)Uncorrectable|[Hh]ardware stack error|"
         r"peer GPU memory over nvlink or a hardware error|GPU is lost|ERROR_GPU_IS_LOST|"
-        r"fallen off the bus|[Uu]nable to determine the device handle|row.?remap\w* (?:fail|pend)|"
+        r"fallen off the bus|[Uu]nable to determine the device handle|"
+        rf"row.?remap\w* (?:fail|pend)\w*{_NONE}|"
         r"\bXid \((?:PCI:)?[\da-f:.]+\): (?:48|62|64|74|79|95|119|120|140)\b|"
-        r"\ba GPU of \S+ is broken: |"
         r"GPU recovery action changed from .* to \S+ \(.*Re(?:set|boot) Required",
         "The GPU itself is broken, or the system has lost it.",
         _DRAIN,
     ),
     Pattern(
         Kind.GPU,
-        r"\b[Ee]rror 802\b|system not yet initialized|(?:CUDA_ERROR_|cudaError)SystemNotReady|"
+        r"\b(?:802|CUDA)\b.*system not yet initialized|(?:CUDA_ERROR_|cudaError)SystemNotReady|"
         r"CUDA_ERROR_SYSTEM_NOT_READY",
         "The GPUs' fabric is not set up: on machines with NVSwitch the fabric manager does that, "
         "and it does not run, or has another version than the driver.",
@@ -77,7 +86,8 @@ GPU_PATTERNS = (
     Pattern(
         Kind.NETWORK,
         r"\bibv_\w+ (?:failed|call)|NET/IB\w*\b.*(?:[Ee]rror|[Ff]ail|completion)|"
-        r"unhandled system error|ncclSystemError|Local QP operation err|transport retry|"
+        r"(?i:nccl).*unhandled system error|ncclSystemError|NCCL_ERROR_SYSTEM_ERROR|"
+        r"Local QP operation err|transport retry counter|"
         r"[Ff]ailed to modify QP",
         "NCCL failed at what connects the GPUs' nodes: the system, a socket or an InfiniBand or "
         "RoCE adapter gave it an error.",
@@ -117,7 +127,7 @@ GPU_FALLBACKS = (
     ),
     Pattern(
         Kind.GPU_PROGRAM,
-        r"\b(?:CUDA|HIP|cuDNN|NCCL) error\b|\bcuda runtime error\b|\bCUDA_ERROR_\w+",
+        r"\b(?:CUDA|HIP|cuDNN|NCCL) error\b(?! count)|\bcuda runtime error\b|\bCUDA_ERROR_\w+",
         "A call of a GPU library failed.",
         "Kernels run later than their calls: CUDA_LAUNCH_BLOCKING=1 has the traceback show the "
         "right line. NCCL_DEBUG=INFO has NCCL say which call failed.",

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from torshrun.topology.gpus import Gpu, select
+
 BROKEN_XIDS: Mapping[int, str] = {
     48: "an uncorrectable ECC error",
     62: "its microcontroller halted",
@@ -33,8 +35,8 @@ class GpuReading:
 
     index: int
     """Index among the GPUs that workers may use."""
-    pci: str = ""
-    """PCI address in the kernel's form ("0000:3b:00.0"); "" is unknown."""
+    pci: str
+    """PCI address in the kernel's form ("0000:3b:00.0")."""
     error: str = ""
     """Reason why it cannot be reached; "" if it can."""
     memory_used: int | None = None
@@ -61,39 +63,58 @@ class GpuReading:
 
     @property
     def name(self) -> str:
-        return f"GPU {self.index} ({self.pci})" if self.pci else f"GPU {self.index}"
+        return f"GPU {self.index} ({self.pci})"
 
     @property
     def is_throttled(self) -> bool:
         return any(self.reasons & flag for flag in SLOWED)
 
 
-def readings(told: Mapping[str, Any], places: Sequence[str]) -> tuple[GpuReading, ...]:
-    """Return the readings of the GPUs at these PCI addresses, in their order.
+def readings(
+    told: Mapping[str, Any], node: Sequence[Gpu], listed: str | None
+) -> tuple[GpuReading, ...]:
+    """Return the readings of the GPUs that workers may use, in their order.
 
-    `told` is an answer of nvml.py. A GPU whose address is unknown ("") is found by its place, and
-    one that is not told of has an error.
+    `told` is an answer of nvml.py, `node` the GPUs in /dev, and `listed` CUDA_VISIBLE_DEVICES.
+    Frameworks count the GPUs that the driver lists: it leaves out those that a scheduler denies to
+    this job, although they are in /dev.
+    """
+    known = _known(told, node)
+    gpus = [Gpu(str(index), pci, uuid, _names(card)) for index, (pci, uuid, card) in known.items()]
+    chosen = dict.fromkeys(gpu.pci for gpu in select(gpus, listed) if gpu.pci)
+    cards = {pci: card for pci, _, card in known.values()}
+    return tuple(_reading(index, pci, cards[pci]) for index, pci in enumerate(chosen))
+
+
+def _known(
+    told: Mapping[str, Any], node: Sequence[Gpu]
+) -> dict[int, tuple[str, str, Mapping[str, Any]]]:
+    """Return the PCI address, the UUID and the facts of each card that workers could use.
+
+    The driver knows no address of a card that it cannot reach: then it has that of its place.
     """
     cards = [card for card in told.get("gpus", ()) if isinstance(card, dict)]
-    by_place = {place_of(str(card.get("pci", ""))): card for card in cards}
-    nameless = [card for card in cards if not card.get("pci")]
-    missing = nameless[0] if nameless else {"error": "the driver does not list it: GPU is lost"}
+    uuids = {place_of(gpu.pci): gpu.uuid for gpu in node}
     found = []
-    for index, place in enumerate(places):
-        card = by_place.get(place_of(place)) if place else _at(cards, index)
-        found.append(_reading(index, place, card or missing))
-    return tuple(found)
+    for index, card in enumerate(cards):
+        pci = place_of(str(card.get("pci", "")))
+        if not pci and len(cards) == len(node):
+            pci = place_of(node[index].pci)
+        is_denied = not card.get("pci") and not card.get("error")
+        if not is_denied and (pci in uuids or not all(uuids)):  # what is not in /dev is denied too
+            found.append((pci, str(card.get("uuid") or uuids.get(pci, "")), card))
+    return dict(enumerate(found))
 
 
-def _at(cards: Sequence[dict[str, Any]], index: int) -> dict[str, Any] | None:
-    return cards[index] if index < len(cards) else None
+def _names(card: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(map(str, card.get("mig", ())))
 
 
-def _reading(index: int, place: str, card: Mapping[str, Any]) -> GpuReading:
+def _reading(index: int, pci: str, card: Mapping[str, Any]) -> GpuReading:
     names = [field.name for field in fields(GpuReading)]
     known = {name: card[name] for name in names if name in card}
-    known |= {"index": index, "pci": place_of(place or str(card.get("pci", "")))}
-    return GpuReading(**known | {"xids": tuple(card.get("xids", ()))})
+    known |= {"index": index, "pci": pci, "xids": tuple(card.get("xids", ()))}
+    return GpuReading(**known)
 
 
 def place_of(pci: str) -> str:
@@ -108,9 +129,12 @@ def faults(now: Sequence[GpuReading], before: Sequence[GpuReading]) -> Iterator[
     `before` are the readings of the last check, () at the first one. Counts of errors are compared
     with those, so that an earlier job's errors, after which a GPU was reset, do not count.
     """
-    past = {each.index: each for each in before}
+    past, there = {each.pci: each for each in before}, {each.pci for each in now}
+    for each in before:
+        if each.pci not in there:
+            yield f"{each.name}: cannot be reached (the driver does not list it any more)"
     for each in now:
-        for why in _faults(each, past.get(each.index)):
+        for why in _faults(each, past.get(each.pci)):
             yield f"{each.name}: {why}"
 
 
@@ -129,10 +153,10 @@ def _faults(now: GpuReading, before: GpuReading | None) -> Iterator[str]:
 
 def remarks(now: Sequence[GpuReading], before: Sequence[GpuReading]) -> Iterator[str]:
     """Yield what else people may want to know, as it appears."""
-    past = {each.index: each for each in before}
+    past = {each.pci: each for each in before}
     for each in now:
-        known = {*_remarks(past[each.index], None)} if each.index in past else set()
-        for text in _remarks(each, past.get(each.index)):
+        known = {*_remarks(past[each.pci], None)} if each.pci in past else set()
+        for text in _remarks(each, past.get(each.pci)):
             if text not in known:
                 yield f"{each.name}: {text}"
 

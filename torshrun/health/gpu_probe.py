@@ -16,12 +16,14 @@ from typing import Any
 
 from torshrun.health.gpu_health import GpuReading, readings
 from torshrun.procfs import ROOT
-from torshrun.topology.gpus import visible
+from torshrun.topology.gpus import of_nvidia, visible
 
 _PROGRAM = str(Path(__file__).with_name("nvml.py"))
 _MOST_BYTES = 1 << 20
 _IMPATIENT = 0.05
 """Seconds to wait for an answer that was late before."""
+_GLANCE = 0.1
+"""Seconds after which a wait looks whether it is to end."""
 
 
 class GpuProbe:
@@ -35,12 +37,15 @@ class GpuProbe:
         self._rest = b""
         self._is_asked = False
         """Whether a question has no answer yet."""
+        self._is_hurried = False
         self.failure = ""
         """Reason why nothing is known any more; "" if there is none."""
         self._process: subprocess.Popen[bytes] | None = None
-        is_nvidia = any((root / "dev").glob("nvidia[0-9]*"))
-        self.places = tuple(gpu.pci for gpu in visible(environ, root)) if is_nvidia else ()
-        if self.places:
+        self._listed = environ.get("CUDA_VISIBLE_DEVICES")
+        self._node = of_nvidia(root)
+        self.usable = len(visible(environ, root)) if self._node else 0
+        """The number of GPUs that workers may use, as /dev has them."""
+        if self.usable:
             with suppress(OSError):
                 self._process = _start(environ)
 
@@ -49,27 +54,33 @@ class GpuProbe:
         """Return whether it can be asked."""
         return self._process is not None
 
-    def read(self, seconds: float, *, gives_up: bool = True) -> tuple[GpuReading, ...]:
-        """Return what is known of each GPU; () if nothing is within `seconds`.
+    def read(self, seconds: float, *, gives_up: bool = True) -> tuple[GpuReading, ...] | None:
+        """Return what is known of each GPU; None if nothing is within `seconds`.
 
         Then the process is ended if this call `gives_up`, and nothing is known from then on. Else
-        later calls that do not give up hardly wait, until the answer has come.
+        later calls that do not give up hardly wait, until the answer has come. hurry() ends the
+        wait of calls that give up, and the process stays.
         """
         if not self._lock.acquire(timeout=seconds):
-            return ()
+            return None
         try:
             if self._process is None:
-                return ()
+                return None
             patience = _IMPATIENT if self._is_asked and not gives_up else seconds
-            return readings(self._ask(self._process, patience), self.places)
+            told = self._ask(self._process, patience, may_be_hurried=gives_up)
+            return readings(told, self._node, self._listed)
         except TimeoutError as error:
-            if gives_up:
+            if gives_up and not self._is_hurried:
                 self._fail(error)
         except (OSError, ValueError) as error:
             self._fail(error)
         finally:
             self._lock.release()
-        return ()
+        return None
+
+    def hurry(self) -> None:
+        """End waits for a driver that is slow, now and later."""
+        self._is_hurried = True
 
     def _fail(self, error: Exception) -> None:
         self.failure = f"the GPUs' driver cannot be asked: {error}"
@@ -77,33 +88,41 @@ class GpuProbe:
 
     def close(self) -> None:
         """End the process. One that hangs in its driver is left to the kernel."""
+        self.hurry()
         if process := self._process:
             process.kill()  # who waits for its answer waits no longer
-        with self._lock:
+        if self._lock.acquire(timeout=2.0):
             self._end()
+            self._lock.release()
 
-    def _ask(self, process: subprocess.Popen[bytes], seconds: float) -> dict[str, Any]:
+    def _ask(
+        self, process: subprocess.Popen[bytes], seconds: float, *, may_be_hurried: bool
+    ) -> dict[str, Any]:
         """Return the answer. Raise OSError or ValueError if there is none, or it tells of one."""
         assert process.stdin is not None
+        until = time.monotonic() + seconds
         if self._is_asked:  # somebody who has gone since: it may be old
-            self._line(process, seconds)
+            self._line(process, until, may_be_hurried)
         process.stdin.write(b"\n")
         process.stdin.flush()
         self._is_asked = True
-        told = json.loads(self._line(process, seconds))
+        told = json.loads(self._line(process, until, may_be_hurried))
         if not isinstance(told, dict) or told.get("error"):
             raise OSError(told["error"] if isinstance(told, dict) else "it makes no sense")
         return told
 
-    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes:
+    def _line(self, process: subprocess.Popen[bytes], until: float, may_be_hurried: bool) -> bytes:
         """Return the next line. Raise OSError if none comes in time, or the process has ended."""
         assert process.stdout is not None
-        until, waiting = time.monotonic() + seconds, select.poll()
+        begun, waiting = time.monotonic(), select.poll()
         waiting.register(process.stdout, select.POLLIN)
         while b"\n" not in self._rest:
             left = max(0.0, until - time.monotonic())
-            if not waiting.poll(1000 * left):
-                raise TimeoutError(f"it has not answered for {seconds:g} s")
+            is_over = left == 0 or (may_be_hurried and self._is_hurried)
+            if not waiting.poll(0 if is_over else 1000 * min(left, _GLANCE)):
+                if is_over:
+                    raise TimeoutError(f"it has not answered for {until - begun:.1f} s")
+                continue
             came = os.read(process.stdout.fileno(), 1 << 16)
             if not came or len(self._rest) > _MOST_BYTES:
                 raise OSError("the process that asks it has ended")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,11 +21,19 @@ MOST_XIDS = 64
 _UNCORRECTED, _VOLATILE = 1, 0
 _XID = 0x8
 """The type of event for nvmlDeviceRegisterEvents()."""
-_NO_PERMISSION = 4
+_END_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG."""
+_MOST_GPUS = 256
+_MOST_EVENTS = 4096
 _GONE = (15, 16)
 """Codes of a lost GPU, and of one that needs a reset."""
+_UNREACHABLE = (*_GONE, 8, 11, 999)
+"""Codes of a handle that show a broken GPU: its power, its interrupts, or an unknown error.
+
+Others do not: a container or a scheduler may have denied the GPU to this process (4, 17).
+"""
 _U32, _U64, _TEXT = ctypes.c_uint, ctypes.c_ulonglong, ctypes.c_char
-_Given = tuple[ctypes.c_uint, ...]
+_Given = tuple[Any, ...]
 _NUMBERS: tuple[tuple[str, str, _Given, type[Any]], ...] = (
     ("power", "nvmlDeviceGetPowerUsage", (), _U32),
     ("temperature", "nvmlDeviceGetTemperature", (_U32(0),), _U32),
@@ -93,7 +102,7 @@ class Nvml:
         """Return what is known of all GPUs; those that cannot be reached have an "error"."""
         count = _U32()
         self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
-        found = [self._gpu(index) for index in range(count.value)]
+        found = [self._gpu(index) for index in range(min(count.value, _MOST_GPUS))]
         self._take_events()
         for each in found:
             xids = self._xids.get(each.pop("handle", 0), [])
@@ -105,23 +114,45 @@ class Nvml:
         facts: dict[str, Any] = {"index": index}
         try:
             self._call("nvmlDeviceGetHandleByIndex_v2", _U32(index), ctypes.byref(handle))
-            facts |= {"handle": handle.value, "pci": self._pci(handle)}
+        except NvmlError as error:
+            return facts | ({"error": str(error)} if error.code in _UNREACHABLE else {})
+        facts["handle"] = handle.value
+        try:
+            facts |= self._names(handle)
             facts |= self._measured(handle)
         except NvmlError as error:
-            if error.code != _NO_PERMISSION:
-                facts["error"] = str(error)
+            facts["error"] = str(error)
         self._watch(handle)
         return facts
 
-    def _pci(self, handle: ctypes.c_void_p) -> str:
-        found = _Pci()
-        self._call("nvmlDeviceGetPciInfo_v3", handle, ctypes.byref(found))
-        return str(found.address.decode("ascii", "replace"))
+    def _names(self, handle: ctypes.c_void_p) -> dict[str, Any]:
+        place = _Pci()
+        known = self._knows("nvmlDeviceGetPciInfo_v3", handle, (), place)
+        facts: dict[str, Any] = {"pci": _text(place.address)} if known else {}
+        return facts | {"uuid": self._uuid(handle), "mig": self._mig(handle)}
+
+    def _uuid(self, handle: ctypes.c_void_p) -> str:
+        found = ctypes.create_string_buffer(96)
+        known = self._knows("nvmlDeviceGetUUID", handle, (found, _U32(len(found))))
+        return _text(found.value) if known else ""
+
+    def _mig(self, handle: ctypes.c_void_p) -> list[str]:
+        """Return the UUIDs of the instances that this GPU is divided into."""
+        count, found = _U32(), []
+        if not self._knows("nvmlDeviceGetMaxMigDeviceCount", handle, (), count):
+            return []
+        for index in range(min(count.value, _MOST_GPUS)):
+            instance = ctypes.c_void_p()
+            given = (_U32(index),)
+            if self._knows("nvmlDeviceGetMigDeviceHandleByIndex", handle, given, instance):
+                found.append(self._uuid(instance))
+        return found
 
     def _measured(self, handle: ctypes.c_void_p) -> dict[str, Any]:
+        facts: dict[str, Any] = {}
         memory, use = _Memory(), _Utilization()
-        self._call("nvmlDeviceGetMemoryInfo", handle, ctypes.byref(memory))
-        facts: dict[str, Any] = {"memory_total": memory.total, "memory_used": memory.used}
+        if self._knows("nvmlDeviceGetMemoryInfo", handle, (), memory):
+            facts |= {"memory_total": memory.total, "memory_used": memory.used}
         if self._knows("nvmlDeviceGetUtilizationRates", handle, (), use):
             facts["utilization"] = use.gpu
         for name, function, given, kind in _NUMBERS:
@@ -159,7 +190,7 @@ class Nvml:
     def _take_events(self) -> None:
         event = _Event()
         with suppress(NvmlError, AttributeError):  # the first says that none is left
-            while self._events.value:
+            for _ in range(_MOST_EVENTS if self._events.value else 0):
                 self._call("nvmlEventSetWait_v2", self._events, ctypes.byref(event), _U32(0))
                 if event.type & _XID:
                     self._xids.setdefault(event.device or 0, []).append(event.data)
@@ -172,6 +203,10 @@ class Nvml:
             raise NvmlError(code, (text(code) or b"unknown error").decode("ascii", "replace"))
 
 
+def _text(found: bytes) -> str:
+    return found.decode("ascii", "replace")
+
+
 def answer(read: Callable[[], dict[str, Any]]) -> str:
     """Return the answer to one question, in a line."""
     try:
@@ -181,7 +216,9 @@ def answer(read: Callable[[], dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Answer each line until there is none."""
+    """Answer each line until there is none; a call that hangs ends with who asks, if it can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
     try:
         read = Nvml().read
     except (OSError, AttributeError, NvmlError) as error:

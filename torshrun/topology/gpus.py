@@ -22,6 +22,8 @@ class Gpu:
     """The PCI address ("0000:3b:00.0"). Empty if unknown."""
     uuid: str = ""
     """The UUID, with the prefix GPU-. Empty if unknown."""
+    instances: tuple[str, ...] = ()
+    """The UUIDs of the MIG instances that it is divided into, as far as they are known."""
 
 
 def visible(environ: Mapping[str, str], root: Path = ROOT) -> tuple[Gpu, ...]:
@@ -30,12 +32,12 @@ def visible(environ: Mapping[str, str], root: Path = ROOT) -> tuple[Gpu, ...]:
     As with CUDA, a list ends before its first invalid entry, and is void if it names a device
     twice.
     """
-    nvidia = _nvidia(root)
+    nvidia = of_nvidia(root)
     if nvidia:
-        return _select(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
-    rocr = _select(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
+        return select(nvidia, environ.get("CUDA_VISIBLE_DEVICES"))
+    rocr = select(_amd(root), environ.get("ROCR_VISIBLE_DEVICES"))
     amd = [Gpu(str(index), gpu.pci) for index, gpu in enumerate(rocr)]
-    return _select(amd, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
+    return select(amd, environ.get("HIP_VISIBLE_DEVICES", environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def pci_numa_node(gpu: Gpu, root: Path = ROOT) -> int | None:
@@ -66,7 +68,8 @@ def share_out(environ: Mapping[str, str], workers: int, root: Path = ROOT) -> tu
     return tuple(names[:workers]) or tuple(map(str, range(workers)))
 
 
-def _select(gpus: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:
+def select(gpus: Sequence[Gpu], listed: str | None) -> tuple[Gpu, ...]:
+    """Return those that a list of visible devices names, in its order; all without a list."""
     if listed is None:
         return tuple(gpus)
     chosen: list[Gpu] = []
@@ -85,6 +88,7 @@ def _find(gpus: Sequence[Gpu], entry: str) -> Gpu | None:
         return Gpu(entry, gpus[index].pci) if index < len(gpus) else None
     if entry.startswith("MIG-") and gpus:
         parent = _by_uuid(gpus, entry.removeprefix("MIG-").partition("/")[0])
+        parent = parent or next((gpu for gpu in gpus if entry in gpu.instances), None)
         return Gpu(entry, parent.pci if parent else "")
     if entry.startswith("GPU-"):
         gpu = _by_uuid(gpus, entry)
@@ -99,7 +103,7 @@ def _by_uuid(gpus: Sequence[Gpu], prefix: str) -> Gpu | None:
     return found[0] if len(found) == 1 else None
 
 
-def _nvidia(root: Path) -> list[Gpu]:
+def of_nvidia(root: Path) -> list[Gpu]:
     """Return the GPUs in the order of PCI addresses, without those that a container hides."""
     found: dict[str, tuple[str, str]] = {}
     """PCI address and UUID of each GPU of the driver, by the name of its device."""

@@ -85,6 +85,16 @@ def test_a_case_that_fails_does_not_end_the_others(
     assert {"machine", "versions"} <= record.keys()
 
 
+@pytest.mark.parametrize("case", ["ddp", "death"])
+def test_a_rank_without_figures_fails_its_case(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    script = "import sys; open(sys.argv[1], 'w').write('{}')"
+    monkeypatch.setattr(
+        gpu, "command", lambda _, folder, __: [sys.executable, "-c", script, folder / "rank-0.json"]
+    )
+    with pytest.raises(RunError, match="1 of 2 ranks left figures"):
+        gpu.measured(case, 20)
+
+
 def test_the_budget_ends_what_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "measured", lambda *_: pytest.fail("it was started"))
     given = argparse.Namespace(cases=("ddp",), budget=0, quick=True)

@@ -24,13 +24,17 @@ nvml.nvmlInit()
 def text(value): return value.decode() if isinstance(value, bytes) else str(value)
 def card(index):
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        total, used = memory.total, memory.used
+    except (nvml.NVMLError_NotSupported, nvml.NVMLError_NoPermission):
+        total = used = 0
     try:
         errors = nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0)
     except nvml.NVMLError:
         errors = 0
-    return {"name": text(nvml.nvmlDeviceGetName(handle)), "memory": memory.total,
-            "used": memory.used, "errors": errors}
+    return {"name": text(nvml.nvmlDeviceGetName(handle)), "memory": total,
+            "used": used, "errors": errors}
 report(cards=[card(index) for index in range(nvml.nvmlDeviceGetCount())])
 """
 _QUERY = "--query-gpu=name,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
@@ -43,7 +47,7 @@ class Card:
 
     name: str
     memory: int
-    """Bytes."""
+    """Bytes; 0 is unknown, as where it is the processor's own."""
     used: int
     errors: int = 0
     """Uncorrected memory errors since the machine was started."""
@@ -151,7 +155,8 @@ def _cards(facts: Accelerators) -> Iterator[Finding]:
 
 
 def _card(what: str, card: Card) -> Finding:
-    value = f"{card.name}, {size(card.memory)}, {size(card.used)} in use"
+    memory = f"{size(card.memory)}, {size(card.used)} in use" if card.memory else "memory unknown"
+    value = f"{card.name}, {memory}"
     if card.errors:
         errors = f"{value}, {card.errors} uncorrected memory errors"
         return problem(what, errors, "Leave it out (CUDA_VISIBLE_DEVICES) and have it replaced.")

@@ -152,6 +152,7 @@ def test_a_block_is_torchs_encoder_layer() -> None:
 def test_initial_values_are_distributed_as_torchs() -> None:
     torch = pytest.importorskip("torch")
     nn.manual_seed(0)
+    torch.manual_seed(0)
     pairs = [
         (nn.Linear(300, 200), torch.nn.Linear(300, 200)),
         (nn.Conv2d(30, 20, 5), torch.nn.Conv2d(30, 20, 5)),

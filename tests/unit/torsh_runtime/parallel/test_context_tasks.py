@@ -137,7 +137,8 @@ def test_rows_go_to_their_experts_and_back() -> None:
     exchanges = [Exchange.of(counts, cuts, rank) for rank in range(3)]
     for rank, exchange in enumerate(exchanges):
         assert exchange.sent == [other.received[rank] for other in exchanges]
-        assert exchange.counts == counts.sum(axis=0)[cuts[rank] : cuts[rank + 1]].tolist()
+        own_experts = slice(cuts[rank], cuts[rank + 1])
+        assert exchange.groups.counts == counts.sum(axis=0)[own_experts].tolist()
         assert (exchange.order[reverse(exchange.order)] == np.arange(len(exchange.order))).all()
     for assignment, experts in zip(own, chosen, strict=True):
         sent = experts.reshape(-1)[assignment.order]

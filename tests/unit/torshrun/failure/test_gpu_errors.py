@@ -125,3 +125,25 @@ def test_an_offer_of_device_side_assertions_is_no_assertion() -> None:
 )
 def test_what_a_program_may_cause_is_no_broken_gpu(line: str) -> None:
     assert diagnose(an_exit(0, 1 << 8, stderr=raised(line))).kind is not Kind.GPU
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: the logging system not yet initialized",
+        "OSError: server returned error 802",
+        "RuntimeError: gave up after 5 attempts (transport retry)",
+        "RuntimeError: unhandled system error in handler",
+        "RuntimeError: unhealthy: uncorrectable ECC errors: 0, row remap failure: No, disk: 97 %",
+        "RuntimeError: row_remap_pending=False",
+        "AssertionError: CUDA error count = 0, expected one",
+    ],
+)
+def test_words_that_others_use_as_well_are_of_no_gpu(line: str) -> None:
+    found = diagnose(an_exit(0, 1 << 8, stderr=raised(line)))
+    assert found.kind is Kind.EXCEPTION, found
+
+
+def test_a_report_of_errors_counts_if_there_are_some() -> None:
+    for line in ("ValueError: uncorrectable ECC errors: 3", "ValueError: row remap pending: Yes"):
+        assert diagnose(an_exit(0, 1 << 8, stderr=raised(line))).kind is Kind.GPU

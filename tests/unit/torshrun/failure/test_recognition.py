@@ -193,3 +193,16 @@ def test_a_breakpoint_that_nobody_answers_is_told_from_other_exceptions() -> Non
     assert found.kind is Kind.EXCEPTION
     assert "a breakpoint is left in" in found.why
     assert "stdin is closed" in found.why
+
+
+def test_a_penalty_outside_of_a_sharded_model_is_told_where_it_belongs() -> None:
+    torch = pytest.importorskip("torch")
+    weight = torch.ones(64, 64, requires_grad=True)
+    used = weight.sum()  # within the model
+    weight.data = torch.ones(31, 64)  # as a rank has it outside of the model
+    with pytest.raises(RuntimeError, match="invalid gradient") as raised:
+        (used + weight.pow(2).sum()).backward()
+    found = diagnose_words([f"RuntimeError: {raised.value}"], "python")
+    assert found
+    assert "PowBackward0" in found.why
+    assert "register_fsdp_forward_method" in found.advice

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from torshrun.health.gpu_health import BROKEN_XIDS, GpuReading, faults, readings, remarks
+from torshrun.topology.gpus import Gpu
 
 WELL = GpuReading(index=0, pci="0000:3b:00.0", ecc=0, width=16, width_max=16)
 NAME = "GPU 0 (0000:3b:00.0)"
@@ -71,11 +73,45 @@ def test_a_power_cap_is_usual() -> None:
     assert ([*remarks([now], [WELL])], now.is_throttled) == ([], False)
 
 
-def test_gpus_that_may_not_be_asked_are_not_taken_for_lost() -> None:
-    [found] = readings({"gpus": [{"index": 0}]}, ["0000:3b:00.0"])
-    assert found.error == ""
+NODE = tuple(Gpu(str(n), f"0000:{n}b:00.0", f"GPU-{n}{n}") for n in range(4))
+
+
+def card(number: int, **facts: Any) -> dict[str, Any]:
+    told = {"pci": f"00000000:{number}B:00.0", "uuid": f"GPU-{number}{number}"}
+    return {"index": number} | told | facts
+
+
+def places(cards: Sequence[Any], listed: str | None = None) -> list[str]:
+    return [each.pci for each in readings({"gpus": cards}, NODE, listed)]
+
+
+@pytest.mark.parametrize(
+    "listed", [None, "0", "GPU-22", "MIG-GPU-22/1/0", "MIG-aa", "MIG-bb,MIG-aa"]
+)
+def test_a_gpu_that_is_in_dev_and_denied_is_not_looked_at(listed: str | None) -> None:
+    assert places([card(2, mig=["MIG-aa", "MIG-bb"])], listed) == [NODE[2].pci]
+    denied = [card(2, mig=["MIG-aa", "MIG-bb"]) if n == 2 else {"index": n} for n in range(4)]
+    assert places(denied, listed) == [NODE[2].pci]
+
+
+def test_an_instance_that_is_unknown_is_of_no_gpu() -> None:
+    assert places([card(n) for n in range(4)], "MIG-aa") == []
+
+
+def test_a_gpu_that_the_driver_names_no_more_has_its_place() -> None:
+    cards = [{"index": n, "error": "GPU is lost"} if n == 1 else card(n) for n in range(4)]
+    for listed in ("1", "GPU-11"):
+        [found] = readings({"gpus": cards}, NODE, listed)
+        assert (found.name, found.error) == ("GPU 0 (0000:1b:00.0)", "GPU is lost")
+
+
+def test_a_gpu_that_is_listed_no_more_is_lost() -> None:
+    before = readings({"gpus": [card(n) for n in range(4)]}, NODE, "2,3")
+    now = readings({"gpus": [card(n) for n in (0, 1, 2)]}, NODE, "2,3")
+    [found] = faults(now, before)
+    assert found == "GPU 1 (0000:3b:00.0): cannot be reached (the driver does not list it any more)"
+    assert len([*faults((), before)]) == 2
 
 
 def test_an_answer_that_makes_no_sense_tells_nothing_of_health() -> None:
-    [found] = readings({"gpus": ["?", 3]}, ["0000:3b:00.0"])
-    assert found.error
+    assert places(["?", 3]) == []

@@ -39,6 +39,7 @@ DOC = Path(__file__).parents[4] / "docs/metrics.md"
 
 
 A_GPU = GpuReading(
+    pci="0000:3b:00.0",
     index=0,
     memory_used=1 << 30,
     utilization=87,

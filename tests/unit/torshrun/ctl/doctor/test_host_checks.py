@@ -198,6 +198,11 @@ def test_gpus_in_trouble(changed: dict[str, object], what: str, severity: str) -
     assert (found.what, found.severity) == (what, severity)
 
 
+def test_memory_that_a_gpu_does_not_tell_of_is_unknown() -> None:
+    found = [*accelerators.check(replace(GPU, cards=(Card("GB10", 0, 0),)))][-1]
+    assert (found.severity, found.value) == ("ok", "GB10, memory unknown")
+
+
 def test_the_table_of_nvidia_smi() -> None:
     table = "NVIDIA H100 80GB HBM3, 81559, 4, 0\nNVIDIA A10, 23028, 1024, [N/A]\n"
     cards, failure = accelerators._from_table(Probed("ok", table))
