@@ -117,8 +117,9 @@ def found(ranks: int) -> dict[Any, list[Any]]:
     if ranks == 2:
         named |= {("held", steps): partial(bodies.held, steps) for steps in (1, 10, 40)}
         named |= {("unstaged", width): partial(bodies.unstaged, width) for width in (64, 512)}
-        named |= {("detached", way): partial(bodies.detached, way) for way in ("gathered", "device")}
-        named |= {("retained", way): partial(bodies.retained, way) for way in ("gathered", "device")}
+        for way in ("gathered", "device"):
+            named["detached", way] = partial(bodies.detached, way)
+            named["retained", way] = partial(bodies.retained, way)
         named |= {"order": bodies.offloaded_order, "activations": bodies.activations}
     if ranks == 4:
         named["hybrid"] = bodies.hybrid_calls

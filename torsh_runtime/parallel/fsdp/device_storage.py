@@ -107,8 +107,9 @@ class DeviceStorage(GatheredStorage):
     def _is_unused(self) -> bool:
         """Return whether `whole` is here, and no graph has values in its memory: one that is
         retained has some, and so has one that computes with detached values of a parameter."""
-        holders = self._holders
-        return self._is_here and holders is not None and self._framework.holders(self.whole) <= holders
+        if not self._is_here or self._holders is None:
+            return False
+        return self._framework.holders(self.whole) <= self._holders
 
     def _let_go_of_held(self) -> None:
         for number in self._held:
