@@ -117,6 +117,9 @@ def found(ranks: int) -> dict[Any, list[Any]]:
     if ranks == 2:
         named |= {("held", steps): partial(bodies.held, steps) for steps in (1, 10, 40)}
         named |= {("unstaged", width): partial(bodies.unstaged, width) for width in (64, 512)}
+        for way in ("gathered", "device"):
+            named["detached", way] = partial(bodies.detached, way)
+            named["retained", way] = partial(bodies.retained, way)
         named |= {"order": bodies.offloaded_order, "activations": bodies.activations}
     if ranks == 4:
         named["hybrid"] = bodies.hybrid_calls
@@ -152,6 +155,13 @@ class TestTorch:
     def test_large_gradients_are_reduced_from_where_they_are(self) -> None:
         assert found(2)["unstaged", 512] == [[True, True]] * 2
         assert found(2)["unstaged", 64] == [[False, False]] * 2
+
+    @pytest.mark.parametrize("way", ["gathered", "device"])
+    def test_values_that_a_graph_still_needs_are_never_gradients(self, way: str) -> None:
+        assert all("storage of size 0" in text for text in found(2)["detached", way])
+
+    def test_a_retained_graph_gives_the_same_gradients_again(self) -> None:
+        assert found(2)["retained", "device"] == found(2)["retained", "gathered"]
 
     def test_replicas_are_averaged_over_behind_each_unit(self) -> None:
         one, other = ("reduce_scatter_tensor", True), ("all_reduce", True)

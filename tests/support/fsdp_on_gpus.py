@@ -108,6 +108,44 @@ def unstaged(width: int, rank: int) -> list[bool]:
     return [first == second for first, second in zip(made, reduced, strict=True)]
 
 
+class Estimator(nn.Module):
+    """Uses the values of its weight a second time, without a gradient; that pass comes last."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.eye(width)), nn.Parameter(torch.ones(width))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        passed = nn.functional.linear(inputs, self.weight.detach())
+        return passed + nn.functional.linear(inputs.detach(), self.weight, self.bias)
+
+
+def detached(way: str, rank: int) -> str:
+    """What is raised if values of a weight are needed after its gradient has come."""
+    with WAYS[way]():
+        model: Any = tr.FullyShardedDataParallel(
+            nn.Sequential(Estimator(48), Estimator(48), Estimator(48)),
+            auto_wrap_policy=tr.ModuleTypeBasedAutoWrap(("Estimator",)),
+        )
+        loss = model(torch.ones(2, 48)).sum()
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            return str(error)
+        return ""
+
+
+def retained(way: str, rank: int) -> list[list[float]]:
+    """The gradients of two backward passes through one graph."""
+    with WAYS[way]():
+        model: Any = tr.FullyShardedDataParallel(net(48, 3), auto_wrap_policy=LINEAR)
+        inputs = torch.randn(5, 48, generator=torch.Generator().manual_seed(rank))
+        loss = model(inputs).square().mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        return [each.grad.flatten().tolist() for each in model.parameters()]
+
+
 @contextmanager
 def recorded(*names: str) -> Iterator[list[tuple[str, bool]]]:
     """The calls of these methods of groups, and whether they are waited for."""

@@ -234,6 +234,10 @@ class Framework(Protocol[T, V, M]):
     def allocate(self, values: V) -> None:
         """Give them memory again, with any contents."""
 
+    def holders(self, values: V) -> int:
+        """Return how many arrays have the memory of these values, or a few more: to be compared
+        with an earlier result for the same values only."""
+
     def copy(self, targets: Sequence[V], sources: Sequence[V]) -> None:
         """Copy values into others of the same shapes, at once if the framework can."""
 

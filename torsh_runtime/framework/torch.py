@@ -82,6 +82,10 @@ class TorchFramework:
     def allocate(self, values: Tensor) -> None:
         values.untyped_storage().resize_(values.nbytes)
 
+    def holders(self, values: Tensor) -> int:
+        count: int = _C._storage_Use_Count(values.untyped_storage()._cdata)
+        return count
+
     @torch.no_grad()
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
         torch._foreach_copy_([*targets], [*sources])

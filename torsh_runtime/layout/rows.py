@@ -76,7 +76,7 @@ def _most_padding(total: int, parts: int) -> int:
 
 def _even_layout(shapes: Sequence[tuple[int, ...]], parts: int, aligned: int) -> FlatLayout | None:
     total = sum(map(math.prod, shapes))
-    most, size = _most_padding(total, parts), -(-total // parts)
+    most, size = _most_padding(total, parts), max(-(-total // parts), 1)
     while True:
         over = [row_size(shape) for shape in shapes if math.prod(shape) > size]
         step = math.lcm(aligned, *over)

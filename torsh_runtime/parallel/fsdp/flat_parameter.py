@@ -50,6 +50,7 @@ class FlatParameter:
             layout = even_layout(self.shapes, parts)
         self.layout = layout or end_to_end(self.sizes, row_cuts(self.shapes, parts))
         self.starts, self.cuts = self.layout.starts, self.layout.cuts
+        self.is_even = self.layout.is_even
         self.size = self.cuts[-1]
         self.is_owned, self.part, self.wants_even = is_owned, part, wants_even
         self.start, self.end = self.cuts[part], self.cuts[part + 1]
@@ -59,11 +60,6 @@ class FlatParameter:
     def own_size(self) -> int:
         """Return the number of elements of this rank's part."""
         return self.end - self.start
-
-    @property
-    def is_even(self) -> bool:
-        """Return whether all parts are equally large, and that is by intent."""
-        return self.layout.is_even
 
     def gaps(self) -> list[slice]:
         """Return where there is padding."""

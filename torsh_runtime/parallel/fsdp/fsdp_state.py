@@ -369,6 +369,8 @@ class FSDPState:
         if not is_last:
             return
         is_freed = unit.is_freed_early
+        if is_freed:
+            unit.show_own()
         self._reduce(unit, is_freed)
         if is_freed:
             unit.reshard()

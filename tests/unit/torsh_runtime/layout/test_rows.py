@@ -39,7 +39,7 @@ def test_any_shapes_are_cut_between_rows_or_refused() -> None:
     found = 0
     for _ in range(2000):
         dims = random.choices(range(4), k=random.randint(1, 8))
-        shapes = [tuple(random.randint(1, 40) for _ in range(dim)) for dim in dims]
+        shapes = [tuple(random.randint(0, 40) for _ in range(dim)) for dim in dims]
         parts = random.randint(1, 9)
         layout = even_layout(shapes, parts)
         if layout is not None:
@@ -47,6 +47,13 @@ def test_any_shapes_are_cut_between_rows_or_refused() -> None:
             total = sum(map(math.prod, shapes))
             assert check(layout, shapes) <= max(total // 8, 4096 * parts)
     assert found > 1500
+
+
+@pytest.mark.parametrize("shapes", [[], [(0,)], [(0, 3), (4, 0)]])
+def test_tensors_without_elements_have_a_place(shapes: Shapes) -> None:
+    layout = even_layout(shapes, 2)
+    assert layout is not None
+    check(layout, shapes)
 
 
 def test_rows_that_have_no_common_multiple_are_refused() -> None:
