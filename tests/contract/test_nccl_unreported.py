@@ -51,6 +51,20 @@ def test_the_groups_next_call_and_its_end_fail_if_asked_for(mode: str, tmp_path:
     assert f"CommTimeout: {WHY}" in done.stderr
 
 
+def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
+    done, _ = run("early", "raise", tmp_path)
+    assert done.returncode == 1
+    assert f"CommTimeout: {WHY.replace('0.5', '1')}" in done.stderr
+
+
+def test_closing_does_not_hold_up_a_program_that_an_exception_ends(tmp_path: Path) -> None:
+    """Its operation has 30 s."""
+    done, _ = run("exception", "raise", tmp_path)
+    assert done.returncode == 1
+    assert "ArithmeticError: the program's own" in done.stderr
+    assert "CommTimeout" not in done.stderr
+
+
 def test_a_program_that_asks_nothing_more_fails_at_its_end(tmp_path: Path) -> None:
     done, message = run("leave", "raise", tmp_path)
     assert done.returncode == 1

@@ -1,7 +1,8 @@
 """A program whose collective on fake GPUs fails behind a Work that a stream has waited for.
 
 `gpu_failure.py MODE`: after the failure it ends ("leave"), waits ("stay"), begins another
-collective ("call") or closes its group ("close"). Rank 1 is a thread that does not come to the
+collective ("call") or closes its group ("close"). It closes the group before the failure ("early"),
+or as an exception of its own ends it ("exception"). Rank 1 is a thread that does not come to the
 collective.
 """
 
@@ -20,6 +21,7 @@ from support import fake_cupy
 from support.fake_gpus import fake_gpus
 
 from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.backends.nccl import backend
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
@@ -45,10 +47,22 @@ def main(mode: str) -> None:
         peer.join()
         [group] = [each for each in groups if each.rank == 0]
         values = fake_cupy.asarray(np.full(4, 7, np.float32))
+        if mode in ("early", "exception"):
+            backend._FAREWELL = 0.2
+            before(mode, group, values)
         group.all_reduce(values, ReduceOp.SUM, 0.5)
         print("got", values.get().tolist(), flush=True)
         after(mode, group)
     hosted.close()
+
+
+def before(mode: str, group: NcclBackend, values: object) -> None:
+    group.all_reduce(values, ReduceOp.SUM, 1.0 if mode == "early" else LONG)
+    try:
+        if mode == "exception":
+            raise ArithmeticError("the program's own")
+    finally:
+        group.close()
 
 
 def after(mode: str, group: NcclBackend) -> None:

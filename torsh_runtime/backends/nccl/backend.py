@@ -8,6 +8,8 @@ the processor. A thread watches what is under way: for deadlines, errors and the
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +33,8 @@ from torsh_runtime.store.client import StoreClient
 _PAUSE = 0.002
 """Seconds between two looks of a thread that closes the group."""
 _FAREWELL = 5.0
-"""Seconds that closing waits for operations to end and for peers on the node to close, too."""
+"""Seconds that closing waits for peers on the node to close, too, and for operations to end if an
+exception ends the program."""
 _ABORT = 0.25
 """Seconds that are waited for NCCL to give up."""
 _TIMEOUTS_TO_START = 4
@@ -122,16 +125,24 @@ class NcclBackend(NcclLaunching):
             companion.end(cause)
 
     def close(self) -> None:
-        limit = time.monotonic() + _FAREWELL
         self.ended()  # perhaps with its companion
-        while self._flights and not self.failed and time.monotonic() < limit:
-            self._sweep()
-            time.sleep(_PAUSE)
+        self._await_flights()
         super().close()
         error = self.unreported
         if error is not None:
             self.told()
             raise error
+
+    def _await_flights(self) -> None:
+        """Wait until the GPU has done what is under way, or the watcher has ended the group.
+
+        A program that is ended by an exception does not wait for long.
+        """
+        is_broken_off = sys.exc_info()[0] is not None
+        limit = time.monotonic() + _FAREWELL if is_broken_off else math.inf
+        while self._flights and not self.failed and time.monotonic() < limit:
+            self._sweep()
+            time.sleep(_PAUSE)
 
     @property
     def is_busy(self) -> bool:
