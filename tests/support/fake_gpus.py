@@ -64,7 +64,7 @@ def fake_gpus(count: int) -> Iterator[Machine]:
             os.environ.pop(unreported.VARIABLE, None)
         for name, module in before.items():
             if module is None:
-                del sys.modules[name]
+                sys.modules.pop(name, None)
             else:
                 sys.modules[name] = module
 
