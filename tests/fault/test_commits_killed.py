@@ -250,10 +250,10 @@ def commit_until_rank_1_dies(nodes: Nodes, rank: int, steps: int, where: tuple[A
 def test_a_commit_that_is_not_whole_leaves_the_one_before_until_another_is() -> None:
     with closing(AgentsMemory(2)) as memory:
         nodes: Nodes = [(memory, 2)]
-        finish, take = (CommitMemory, "finish"), (Snapshot, "take")
+        finish, copies = (CommitMemory, "finish"), (Snapshot, "copies")
         run_processes(2, partial(commit_until_rank_1_dies, nodes, steps=2, where=finish))
         assert run_processes(2, partial(restored, nodes)) == [(2, True)] * 2
-        run_processes(2, partial(commit_until_rank_1_dies, nodes, steps=0, where=take))
+        run_processes(2, partial(commit_until_rank_1_dies, nodes, steps=0, where=copies))
         assert run_processes(2, partial(restored, nodes)) == [(2, True)] * 2
 
 
@@ -261,7 +261,7 @@ def test_what_is_being_written_over_is_no_commit_any_more() -> None:
     with closing(AgentsMemory(2)) as memory:
         nodes: Nodes = [(memory, 2)]
         run_processes(
-            2, partial(commit_until_rank_1_dies, nodes, steps=2, where=(Snapshot, "take"))
+            2, partial(commit_until_rank_1_dies, nodes, steps=2, where=(Snapshot, "copies"))
         )
         ours = CommitMemory.of_agent(place(nodes, 0))
         assert ours is not None
