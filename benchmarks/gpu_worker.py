@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks import gpu_faults, gpu_operations, gpu_training
 from benchmarks.gpu_device import Device, join, join_torch
