@@ -75,6 +75,7 @@ def test_a_weights_product_is_computed_while_the_sum_is_under_way() -> None:
         assert (begin, sums, product, wait) == ("begin", "all_reduce", "product", "wait")
         assert before == ["product"] * 2  # of three layers with one input
         assert [each for each in said["True"] if each != "all_reduce"] == [
+            "reduce_scatter_tensor",  # of the forward pass
             *["product"] * 2,
             *("begin", "reduce_scatter_tensor", "product", "wait"),
         ]

@@ -109,15 +109,15 @@ def _bias_before_sum(bench: Bench, module: str) -> None:
 
 def _unsummed_entry(bench: Bench, *modules: str) -> None:
     for module in modules:
-        bench.method(module, "_entered", lambda _, tensor, dim: tensor)
+        bench.method(module, "_entered", lambda _, tensor, *__: tensor)
 
 
 def _gathered_entry(bench: Bench, module: str) -> None:
-    bench.method(module, "_entered", lambda _, x, dim: regions.gather(x, bench.group, dim))
+    bench.method(module, "_entered", lambda _, x, dim, *__: regions.gather(x, bench.group, dim))
 
 
 def _swapped_entry(bench: Bench, module: str) -> None:
-    def entered(_: Any, tensor: Any, dim: int) -> Any:
+    def entered(_: Any, tensor: Any, dim: int, *__: Any) -> Any:
         whole = regions.all_gather(tensor, bench.group, dim)
         half = whole.shape[dim] // 2
         return _joined(bench, whole[..., half:, :], whole[..., :half, :])
