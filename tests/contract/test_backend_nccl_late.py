@@ -378,7 +378,7 @@ def test_who_awaits_a_process_that_was_killed_is_told() -> None:
             HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", b"")
         )
         member = subprocess.Popen(
-            [sys.executable, "-c", _MEMBER, hosted.endpoint],
+            [sys.executable, "-P", "-c", _MEMBER, hosted.endpoint],
             env={**os.environ, "PYTHONPATH": os.pathsep.join([tests, *sys.path])},
             stdout=subprocess.PIPE,
             text=True,

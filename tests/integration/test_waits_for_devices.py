@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import Any
 
 import pytest
 from support.forked import Raised
-from support.worlds import run_in_one_world
+from support.fresh import call_in_new_interpreter
 
 pytestmark = [
     pytest.mark.torch,
@@ -37,7 +37,8 @@ LAYERS = [
 
 @cache
 def in_world() -> dict[Any, list[Any]]:
-    """What each rank's part returned, by the function and its arguments."""
+    """What each rank's part returned, by the function and its arguments. torch counts devices when
+    a process first computes gradients, so this one must not have."""
     from support import far_training
 
     cases: list[tuple[Any, ...]] = [("clips", kind, order) for kind in KINDS for order in NORMS]
@@ -46,8 +47,7 @@ def in_world() -> dict[Any, list[Any]]:
     cases += [("normalises", *each) for each in product(LAYERS, (0.1, None), (4, 1, 0))]
     cases += [("sends",), ("shares_steps",), ("torchs_clip_of_few",), ("plain_snapshot",)]
     cases += [("snapshots", can_lock) for can_lock in (True, False)]
-    bodies = {each: partial(getattr(far_training, each[0]), *each[1:]) for each in cases}
-    return run_in_one_world(2, bodies, 30.0)
+    return call_in_new_interpreter(far_training.all_results, cases)
 
 
 def ranks_of(*case: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from support import far_streams
 from support.far_tensors import calls, far, register, waits
+from support.worlds import run_in_one_world
 
 import torsh_runtime as tr
 from torsh_runtime.checkpoint import Checkpointer
@@ -250,3 +251,9 @@ def snapshots(can_lock: bool, rank: int) -> dict[str, Any]:
     del saver
     gc.collect()
     return {**found, "left": len(cudart.locked)}
+
+
+def all_results(cases: list[tuple[Any, ...]]) -> dict[Any, list[Any]]:
+    """What the functions of these names returned with these arguments, on each of two ranks."""
+    bodies = {each: partial(globals()[each[0]], *each[1:]) for each in cases}
+    return run_in_one_world(2, bodies, 30.0)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 STOP, CALLED, COMPLETED, ENDED = range(4)
 """Next actions of a thread, as the compiled library's Item::What."""
+_MOMENT = 0.001
+"""Seconds until a thread that is being started is looked at again."""
 _log = logging.getLogger("torsh_runtime")
 
 
@@ -63,7 +65,11 @@ class Servers:
             others = [thread for thread in self._threads.copy() if thread is not own]
             if not others:
                 return
-            others[0].join(left)  # it may have started another thread before
+            try:
+                others[0].join(left)  # it may have started another thread before
+            except RuntimeError:  # it is just being started
+                time.sleep(_MOMENT)
+                continue
             if not others[0].is_alive():
                 self._threads.discard(others[0])
 
