@@ -139,8 +139,14 @@ class NcclBackend(NcclLaunching):
         A program that is ended by an exception does not wait for long.
         """
         is_broken_off = sys.exc_info()[0] is not None
-        limit = time.monotonic() + _FAREWELL if is_broken_off else math.inf
-        while self._flights and not self.failed and time.monotonic() < limit:
+        end = time.monotonic() + _FAREWELL if is_broken_off else math.inf
+        head, late = None, math.inf
+        while time.monotonic() < min(end, late) and not self.failed:
+            if (flight := self._flights.head) is None:
+                return
+            if flight is not head:  # a fork has no watcher
+                head = flight
+                late = time.monotonic() + (_TIMEOUTS_TO_START + 1) * flight.timeout + _FAREWELL
             self._sweep()
             time.sleep(_PAUSE)
 
