@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torsh_runtime.elastic.agent import ElasticAgent
     from torsh_runtime.elastic.sampler import ElasticSampler
     from torsh_runtime.elastic.state import State, run
-    from torsh_runtime.elastic.training import Step, Training, join
+    from torsh_runtime.elastic.step import Step
+    from torsh_runtime.elastic.training import Training, join
 
 __all__ = [
     "ElasticAgent",
@@ -30,7 +31,7 @@ _HOMES = {
     "ElasticAgent": "agent",
     "ElasticSampler": "sampler",
     "State": "state",
-    "Step": "training",
+    "Step": "step",
     "Training": "training",
     "join": "training",
     "run": "state",

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -20,14 +18,12 @@ from torsh_runtime.comm.timeouts import LONGEST_TIMEOUT
 from torsh_runtime.elastic.healing import check_same, heal, whole_contents
 from torsh_runtime.elastic.parts_of_job import Parts
 from torsh_runtime.elastic.rounds import Rounds
-from torsh_runtime.errors import CheckpointError, CommAborted, CommError, ConfigError, PeerLost
+from torsh_runtime.elastic.step import LOST, Step
+from torsh_runtime.errors import CheckpointError, CommError, ConfigError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.parallel.state import Contents
-from torsh_runtime.status import report_step
 
-LOST = (PeerLost, CommAborted)
-"""The errors with which operations end when a worker of the round is lost."""
 _NOTHING = -1
 """In place of the step, for a rank that has no whole state."""
 
@@ -295,124 +291,6 @@ class Training:
             self.recover(lost)
             return False
         return True
-
-
-class Step:
-    """Represents one attempt at a step; a context manager around the work of that step.
-
-    Example:
-        ```python
-        with step:
-            loss(model(step.next(sampler))).backward()
-            step.commit()
-        ```
-    """
-
-    def __init__(self, training: Training, number: int) -> None:
-        """Prepare the attempt."""
-        self._training = training
-        self.number = number
-        """The number of the step, from 0."""
-        self.is_lost = False
-        """Whether a worker was lost before this rank has committed the step."""
-        self._state = "new"
-        self._begun = 0.0
-
-    def next(self, loader: Any) -> Any:
-        """Return the next batch, the same one when the step is repeated.
-
-        Behind the last batch of an epoch the next epoch begins.
-
-        Args:
-            loader: An ElasticSampler that is a part of the training, or a DataLoader whose
-                batch_sampler is its ahead().
-
-        Returns:
-            What the loader gives: indices, or a batch.
-
-        Raises:
-            ConfigError: For other loaders, and outside of the step.
-
-        Example:
-            ```python
-            with step:
-                inputs = data[step.next(sampler)]
-            ```
-        """
-        self._check_open("next()")
-        return self._training.next_batch(loader)
-
-    def commit(self) -> None:
-        """Wait until all ranks have come here, then call the optimizers and drop the gradients.
-
-        All ranks commit the step, or none does.
-
-        Raises:
-            ConfigError: When the step was committed already, and outside of it.
-            CommError: If a rank was lost; the step then begins again.
-
-        Example:
-            ```python
-            with step:
-                loss(model(batch)).backward()
-                step.commit()
-            ```
-        """
-        self._check_open("commit()")
-        self._training.commit()
-        self._state = "committed"
-
-    def check_entered(self) -> None:
-        """Raise ConfigError if the step was passed over."""
-        if self._state == "new":
-            raise ConfigError(
-                f"rank {self._training.rank}: step {self.number} was not entered: write `with "
-                f"step:` in the loop, and step.commit() in that block"
-            )
-
-    def __enter__(self) -> Step:
-        if self._state != "new":
-            raise ConfigError(
-                f"rank {self._training.rank}: step {self.number} was entered before: take the next "
-                f"step of steps()"
-            )
-        self._state, self._begun = "open", time.monotonic()
-        report_step(self.number)
-        self._training.begin_step()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool:
-        was_committed, self._state = self._state == "committed", "closed"
-        self._training.note_time(time.monotonic() - self._begun)
-        if isinstance(error, LOST):
-            self._training.recover(error)
-            self.is_lost = not was_committed
-            return True
-        if error is None and not was_committed:
-            raise ConfigError(
-                f"rank {self._training.rank}: step {self.number} ended without commit(): call "
-                f"step.commit() at the end of the block. If an `except` in it catches CommError, "
-                f"let the error out, because the ranks meet again only outside of the block"
-            )
-        return False
-
-    def _check_open(self, call: str) -> None:
-        if self._state == "open":
-            return
-        where = {
-            "new": "before its block: call it within `with step:`",
-            "committed": "after its commit(): commit each step once, at the end of its block",
-            "closed": "behind its block: call it within `with step:`",
-        }
-        raise ConfigError(
-            f"rank {self._training.rank}: {call} of step {self.number} was called "
-            f"{where[self._state]}"
-        )
 
 
 def _check_group(group: ProcessGroup | None) -> None:
