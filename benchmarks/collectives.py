@@ -16,7 +16,7 @@ from itertools import groupby, product
 from pathlib import Path
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks import collectives_bars, session, sizes, table
 from benchmarks.bars import Check

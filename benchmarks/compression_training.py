@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "examples"))
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
 import gpt
 import train as digits

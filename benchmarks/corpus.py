@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 
 from support.corpus import FOLDER, Case, cases

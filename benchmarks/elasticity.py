@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks import elasticity_scenes as scenes
 from benchmarks import machine

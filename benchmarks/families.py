@@ -21,7 +21,8 @@ from contextlib import suppress
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[0] = str(HERE.parent)
+if not __package__:
+    sys.path[:] = [*sys.path[1:], str(HERE.parent)]
 
 from benchmarks.family_columns import COLUMNS, NOT_TRIED, REFUSED, RIGHT, WRONG  # noqa: E402
 from benchmarks.family_models import FAMILIES  # noqa: E402

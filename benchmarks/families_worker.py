@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
-import torsh_runtime as tr  # noqa: E402
-from benchmarks.family_columns import COLUMNS, NOT_TRIED, REFUSED, RIGHT, WRONG  # noqa: E402
-from benchmarks.family_models import FAMILIES, hf  # noqa: E402
-from benchmarks.family_training import SENSELESS  # noqa: E402
+import torsh_runtime as tr
+from benchmarks.family_columns import COLUMNS, NOT_TRIED, REFUSED, RIGHT, WRONG
+from benchmarks.family_models import FAMILIES, hf
+from benchmarks.family_training import SENSELESS
 
 
 def cell(name: str, title: str) -> str:

@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks.bars import Check
 from benchmarks.launch import launch

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TypeVar
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks import launch_bars, machine, output
 from benchmarks.bars import Check

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks.bars import Check
 from torsh_runtime.store.base import Store

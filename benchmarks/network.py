@@ -18,7 +18,7 @@ from itertools import groupby, product
 from pathlib import Path
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks import session, sizes, table
 from benchmarks.bars import Check, of_row

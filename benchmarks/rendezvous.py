@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks.bars import Check
 from torsh_runtime.store.base import Compare, Entry, Event, Listing, Outcome, Store, Write

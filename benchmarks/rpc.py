@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks import session
 from benchmarks.bars import Check, of_row

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[0] = str(HERE.parent)
+if not __package__:
+    sys.path[:] = [*sys.path[1:], str(HERE.parent)]
 
 from benchmarks.bars import Check, all_pass, summary  # noqa: E402
 

@@ -25,7 +25,7 @@ def call_in_new_interpreter(function: Callable[..., Any], *arguments: Any) -> An
     with TemporaryDirectory() as folder:
         file = Path(folder, "call")
         file.write_bytes(pickle.dumps((function, arguments)))
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([_TESTS, *sys.path])}
+        environ = {**os.environ, "PYTHONPATH": _TESTS}  # not sys.path: a test may have changed it
         command = [sys.executable, "-P", "-c", _PROGRAM, str(file)]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500)
         assert done.returncode == 0, done.stderr

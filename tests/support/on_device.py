@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
@@ -50,6 +51,8 @@ class StagedWork(Work):
         self._inner = inner
         self._staged = staged
         self._to_fetch = list(outputs)
+        self._fetching = threading.Lock()
+        """Lets a callback's thread and a waiting one read results only once they are here."""
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         self._inner.wait(timeout)
@@ -73,8 +76,9 @@ class StagedWork(Work):
         return self._inner.source
 
     def _fetch(self) -> None:
-        outputs, self._to_fetch = self._to_fetch, []
-        self._staged.fetch(outputs)
+        with self._fetching:
+            outputs, self._to_fetch = self._to_fetch, []
+            self._staged.fetch(outputs)
 
 
 class OnDevice(Backend):

@@ -34,7 +34,7 @@ def run_on_gpus(ranks: int, body: str, *arguments: Any, **environ: str) -> list[
         Path(folder, "call").write_bytes(pickle.dumps((body, arguments)))
         program = str(HOME / "tests/support/gpu_rank.py")
         launch = [sys.executable, "-m", "torshrun", "--nproc-per-node", str(ranks)]
-        path = os.pathsep.join([str(HOME), str(HOME / "tests"), *sys.path])
+        path = os.pathsep.join([str(HOME / "tests"), os.environ.get("PYTHONPATH", "")])
         done = subprocess.run(
             [*launch, "--max-restarts", "0", program, folder],
             env={**os.environ, **_ENVIRON, "PYTHONPATH": path, **environ},
