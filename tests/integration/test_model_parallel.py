@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from support import model_parallel
-from support.forked import Raised
+from support.forked import HANGS, Raised
 from support.model_parallel import DENSE, Kind, in_one_process
 from support.worlds import be_rank, run_in_one_world, run_processes
 
@@ -158,7 +158,7 @@ def replicated(framework: str, cases: tuple[Case, ...], steps: int) -> dict[Case
             for case in cases
             if _size(case) == ranks
         }
-        found |= run_in_one_world(ranks, bodies, 120.0)
+        found |= run_in_one_world(ranks, bodies, 120.0, hangs=max(HANGS, 50.0 * steps))
     return found
 
 

@@ -13,8 +13,8 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-_HANGS = 500.0
-"""Seconds after which the processes are killed; whole suites run in some."""
+HANGS = 500.0
+"""Seconds after which the processes are killed, unless a test says more."""
 
 
 class Raised(NamedTuple):
@@ -29,9 +29,10 @@ def run_forked(
     processes: int,
     body: Callable[[int], Any],
     meanwhile: Callable[[list[int]], None] | None = None,
+    hangs: float = HANGS,
 ) -> list[Any]:
     """body(number) in so many processes; what each returned, Raised(error) where it raised or was
-    killed. `meanwhile` is called here with their pids.
+    killed, as after `hangs` seconds. `meanwhile` is called here with their pids.
     """
     pipes, children = [], []
     for number in range(processes):
@@ -45,7 +46,7 @@ def run_forked(
         os.close(writer)
         pipes.append(reader)
         children.append(child)
-    deadline = time.monotonic() + _HANGS
+    deadline = time.monotonic() + hangs
     try:
         if meanwhile is not None:
             meanwhile(children)
@@ -101,7 +102,7 @@ def _result(reader: int, child: int, deadline: float) -> Any:
             data += piece
         else:
             os.kill(child, signal.SIGKILL)
-            data = pickle.dumps(Raised(_portable(TimeoutError(f"it hung for {_HANGS:g} s"))))
+            data = pickle.dumps(Raised(_portable(TimeoutError("it was not over in time: killed"))))
     _, status = os.waitpid(child, 0)
     if data:
         return pickle.loads(data)  # noqa: S301  (our own child)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from typing import Any
 
-from support.forked import Raised, run_forked, tried
+from support.forked import HANGS, Raised, run_forked, tried
 from support.ports import free_address
 
 import torsh_runtime as tr
@@ -60,17 +60,25 @@ def run_processes(
     body: Callable[[int], Any],
     timeout: float = 10.0,
     meanwhile: Callable[[list[int]], None] | None = None,
+    hangs: float = HANGS,
 ) -> list[Any]:
     """body(rank) in processes with a default group each; what each rank returned, Raised(error)
-    where it raised or was killed. `meanwhile` is called here with their pids.
+    where it raised or was killed, as after `hangs` seconds. `meanwhile` is called here with their
+    pids.
     """
     address = free_address()
 
-    return run_forked(ranks, lambda rank: be_rank(rank, ranks, body, address, timeout), meanwhile)
+    def start(rank: int) -> Any:
+        return be_rank(rank, ranks, body, address, timeout)
+
+    return run_forked(ranks, start, meanwhile, hangs)
 
 
 def run_in_one_world(
-    ranks: int, bodies: Mapping[Any, Callable[[int], Any]], timeout: float = 10.0
+    ranks: int,
+    bodies: Mapping[Any, Callable[[int], Any]],
+    timeout: float = 10.0,
+    hangs: float = HANGS,
 ) -> dict[Any, list[Any]]:
     """As run_processes() with each of the bodies, but one after the other in the same processes,
     which saves starting them anew. A rank that raised goes on with the next one.
@@ -79,7 +87,7 @@ def run_in_one_world(
     def run_all(rank: int) -> dict[Any, Any]:
         return {key: tried(body, rank) for key, body in bodies.items()}
 
-    results = run_processes(ranks, run_all, timeout)
+    results = run_processes(ranks, run_all, timeout, hangs=hangs)
     return {
         key: [each if isinstance(each, Raised) else each[key] for each in results] for key in bodies
     }
