@@ -96,6 +96,8 @@ def _is_past(attempt: Attempt, event: Event) -> bool:
     The end of a survivor of the rounds before may have been noted before this round was formed.
     """
     number = getattr(event, "round", attempt.round)
+    if isinstance(event, base.RoundClosing):  # a node that fails has passed over a mended round
+        return number < attempt.round
     if isinstance(event, protocol.WorkerEnded):
         return not attempt.since <= number <= attempt.round
     return bool(number != attempt.round)
@@ -187,6 +189,8 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
         return _mending(config, state, event)
     if isinstance(event, protocol.Joined | protocol.Left):
         return mending.joined_or_left(state, event), ()
+    if isinstance(event, base.RoundOver):
+        return mending.end_round(config, state)
     if isinstance(event, protocol.WorkerEnded):
         if event.status and mending.can_go_on_without(config, state, event.rank):
             return mending.begin(state, event.rank)
@@ -219,14 +223,18 @@ def _running_on(config: LaunchConfig, state: Running, event: Event) -> Step:
 def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
     if isinstance(event, protocol.ParkingOver):
         return state, (protocol.KillWorkers(tuple(sorted(state.awaited))),)
-    if isinstance(event, protocol.Hung | protocol.SettleOver):
+    if isinstance(event, base.RoundMended):
+        return mending.next_round(state, event.place)
+    if isinstance(event, protocol.Hung | protocol.SettleOver | base.RoundOver):
         return state, ()
     if not isinstance(event, mending.Followed):
         return _running_on(config, state, event)
     state = mending.follow(state, event)
-    if mending.is_hopeless(state):
-        return _stop_workers(config, state, "failure")
-    return (state, ()) if state.awaited else mending.next_round(state)
+    if mending.is_hopeless(config, state):
+        if state.lost:
+            return _stop_workers(config, state, "failure")
+        return state, (protocol.TellStanding("unable"),)
+    return mending.tell(state)
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:
@@ -282,7 +290,7 @@ def _on_restart_or_end(
     knows = bool(state.attempt.noticed) and _is_preempted(event)
     signo = _NO_SIGNAL if knows else signal.SIGTERM
     asked = protocol.StopWorkers(signo, config.shutdown_timeout, cause)
-    if state.failing:
+    if state.failing or (isinstance(state, Mending) and state.lost):
         cause = "failure"
     return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
 

@@ -118,7 +118,7 @@ class InternalError(NamedTuple):
 
 OfRound = WorkerEnded | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
 Recovering = Joined | Left | Parked | ParkingOver
-Decided = base.RoundFormed | base.RoundClosing | base.JobOver
+Decided = base.RoundFormed | base.RoundClosing | base.Mending | base.JobOver
 Event = OfRound | Recovering | StopRequested | Noticed | Decided | KeeperLost | InternalError
 
 
@@ -150,6 +150,12 @@ class EndRound(NamedTuple):
     """Tell the survivors that the round is over; nobody is stopped."""
 
 
+class TellStanding(NamedTuple):
+    """Tell the rendezvous how this node stands in the round, in which workers were lost."""
+
+    standing: base.Standing
+
+
 class KillWorkers(NamedTuple):
     """Kill these workers with SIGKILL. They count as lost."""
 
@@ -160,10 +166,11 @@ class KillWorkers(NamedTuple):
 
 class ReplaceWorkers(NamedTuple):
     """Begin the next round with the survivors, and new workers in the place of these. Report why
-    these were lost.
+    these were lost; there are none if all lost workers are of other nodes.
     """
 
     ranks: tuple[int, ...]
+    place: base.NodeAssignment
 
 
 class PassOn(NamedTuple):
@@ -200,7 +207,7 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Mend = EndRound | KillWorkers | ReplaceWorkers
+Mend = EndRound | TellStanding | KillWorkers | ReplaceWorkers
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
 )

@@ -43,6 +43,8 @@ class Mending(Running):
     lost: frozenset[int]
     awaited: frozenset[int]
     """Survivors that have not parked yet. Replacements that have not joined need not."""
+    told: base.Standing | None = None
+    """What the rendezvous was told of this node last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
