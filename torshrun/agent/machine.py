@@ -75,7 +75,7 @@ def handle(config: LaunchConfig, state: State, event: Event) -> Step:
         return state, ()
     if isinstance(event, protocol.KeeperLost):  # of whatever round: there is only one keeper
         return _on_keeper_lost(config, state)
-    if _is_past(state.attempt, event):
+    if _is_past(state, event):
         return state, ()
     if isinstance(event, protocol.InternalError):  # the keeper, once let go, ends what runs
         return _finish(state.attempt, exit_codes.LOST, "lost")
@@ -90,13 +90,15 @@ def handle(config: LaunchConfig, state: State, event: Event) -> Step:
     return _running(config, state, event)
 
 
-def _is_past(attempt: Attempt, event: Event) -> bool:
+def _is_past(state: Running | Stopping | Waiting, event: Event) -> bool:
     """Return whether an event is of a round whose workers are gone.
 
-    The end of a survivor of the rounds before may have been noted before this round was formed.
+    The end of a survivor of the rounds before may have been noted before this round was formed. A
+    node that fails while the others form a round hears of that round only by its end.
     """
+    attempt = state.attempt
     number = getattr(event, "round", attempt.round)
-    if isinstance(event, base.RoundClosing):  # a node that fails has passed over a mended round
+    if isinstance(event, base.RoundClosing) and not isinstance(state, Running):
         return number < attempt.round
     if isinstance(event, protocol.WorkerEnded):
         return not attempt.since <= number <= attempt.round

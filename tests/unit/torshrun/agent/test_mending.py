@@ -185,7 +185,7 @@ def test_with_other_nodes_all_workers_of_one_may_be_lost() -> None:
 
 
 def test_who_dies_after_all_have_parked_is_replaced_in_the_same_round() -> None:
-    state, done = play(
+    _, done = play(
         *LOST_AND_PARKED, m.WorkerEnded(0, 0, KILLED), m.WorkerEnded(0, 2, KILLED), config=TOGETHER
     )
     assert done[-2:] == [TOLD_PARKED, m.TellStanding("bare")]
