@@ -15,7 +15,7 @@ from torsh_runtime.status import own_page
 NOTICE = 10.0
 """Seconds within which the agent says that a round is over whose ranks lose one another."""
 NOTICE_OF_NODES = 60.0
-"""The same if there are several nodes: when one is lost, the others notice after its ttl."""
+"""Seconds for the same in jobs of several nodes: a lost node is noticed after its ttl."""
 _ABORT_AGAIN = 0.05
 """Seconds until the group is aborted again, as long as this rank has not left it."""
 _REQUEST = 3600.0

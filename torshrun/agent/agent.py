@@ -424,6 +424,9 @@ class Agent:
             await self._end_round()
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
+        elif isinstance(instruction, protocol.WatchOn):
+            assert self._round is not None
+            self._hangs.start(self._round)
         elif isinstance(instruction, protocol.TellStanding):
             assert self._round is not None
             ran = time.monotonic() - self._group.begun

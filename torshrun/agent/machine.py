@@ -198,7 +198,9 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
             return mending.begin(state, event.rank)
         return _on_worker_exit(config, state, event)
     if isinstance(event, protocol.Hung):
-        culprits = mending.culprits(config, state, event.suspect)
+        if mending.defers(config, state, event):
+            return replace(state, has_deferred=True), (protocol.WatchOn(),)
+        culprits = mending.culprits(config, state, event)
         if culprits:
             return state, (protocol.KillWorkers(culprits, is_hang=True),)
     return _running_on(config, state, event)

@@ -50,14 +50,28 @@ def _is_able(config: LaunchConfig, state: Running, lost: int = -1) -> bool:
     )
 
 
-def culprits(config: LaunchConfig, state: Running, suspect: int) -> tuple[int, ...]:
+def culprits(config: LaunchConfig, state: Running, event: protocol.Hung) -> tuple[int, ...]:
     """Return whom to kill when workers hang, so that the others continue; () if they cannot.
 
     While a replacement has not joined, the others wait for it.
     """
-    found = state.fresh or {suspect}
+    if event.place == "elsewhere" and not config.is_alone:
+        return ()
+    found = state.fresh or {event.suspect}
     able = all(can_go_on_without(config, state, rank) for rank in found)
     return tuple(sorted(found)) if able else ()
+
+
+def defers(config: LaunchConfig, state: Running, event: protocol.Hung) -> bool:
+    """Return whether a hang is to be ended by another node's agent, which sees it, too.
+
+    It has as long as a hang takes to be noticed. After workers of another node were replaced, all
+    wait for those without saying so.
+    """
+    is_mended = state.attempt.round > state.attempt.since and not state.fresh
+    is_elsewhere = event.place == "elsewhere" or (event.place == "unknown" and is_mended)
+    is_first = not config.is_alone and not state.has_deferred
+    return is_first and is_elsewhere and bool(state.joined) and _is_able(config, state)
 
 
 def begin(state: Running, *lost: int) -> Step:

@@ -70,6 +70,8 @@ class Hung(NamedTuple):
     """Signal with which to stop them."""
     suspect: int = -1
     """The rank that the others wait for; -1 if that cannot be told."""
+    place: Literal["here", "elsewhere", "unknown"] = "here"
+    """The node of that rank."""
 
 
 class Joined(NamedTuple):
@@ -164,6 +166,10 @@ class KillWorkers(NamedTuple):
     """True if others wait for them; otherwise they have not parked in time."""
 
 
+class WatchOn(NamedTuple):
+    """Look once more whether workers hang: those of another node are probably at fault."""
+
+
 class ReplaceWorkers(NamedTuple):
     """Begin the next round with the survivors, and new workers in the place of these. Report why
     these were lost; there are none if all lost workers are of other nodes.
@@ -207,7 +213,7 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Mend = EndRound | TellStanding | KillWorkers | ReplaceWorkers
+Mend = EndRound | TellStanding | KillWorkers | WatchOn | ReplaceWorkers
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
 )

@@ -136,7 +136,7 @@ class NodeRow:
     standbys: Count = 0
     """Number of processes that wait on it to become workers after a restart."""
     standing: Literal["", "lost", "parked", "bare", "unable"] = ""
-    """Its standing (base.Standing) in this round, if workers of it were lost; else ""."""
+    """The node's standing (base.Standing) in this round, if workers of it were lost; else ""."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""
     leaving_code: int = 0

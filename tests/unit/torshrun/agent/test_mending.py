@@ -146,6 +146,20 @@ def test_of_a_hang_only_the_suspect_is_killed() -> None:
     assert isinstance(state, machine.Stopping)
 
 
+def test_a_hang_of_another_node_is_left_to_its_agent_once() -> None:
+    hung = m.Hung(0, 15, 0, "elsewhere")
+    state, done = play(*ALL_JOINED, hung, config=TOGETHER)
+    assert done == [m.WatchOn()]
+    assert isinstance(state, machine.Running)
+    state, _ = play(*ALL_JOINED, hung, hung, config=TOGETHER)
+    assert isinstance(state, machine.Stopping)
+    over = (*ALL_JOINED, RoundOver(0, "another"), m.Parked(0, 0), m.Parked(0, 1), m.Parked(0, 2))
+    _, done = play(*over, mended(1), m.Hung(1, 15, 0, "unknown"), config=TOGETHER)
+    assert done[-1] == m.WatchOn()
+    _, done = play(*ALL_JOINED, m.Hung(0, 15, 0, "unknown"), config=TOGETHER)
+    assert done == [m.KillWorkers((0,), is_hang=True)]
+
+
 def test_a_request_to_stop_ends_the_mending() -> None:
     state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.StopRequested(15))
     assert isinstance(state, machine.Stopping)
