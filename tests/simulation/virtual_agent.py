@@ -300,7 +300,8 @@ class VirtualAgent:
         if self._may_mend(number) and not self.finishing:
             self._tell(self.name, f"loses a worker in round {number}")
             self._has_lost = True
-            self.rendezvous.mend(number, "lost", 1.0)
+            if self._left_round < number:
+                self.rendezvous.mend(number, "lost", 1.0)
             self._leave_round(number)
 
     def _hear_over(self, number: int) -> None:
