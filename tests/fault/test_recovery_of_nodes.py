@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -12,8 +13,9 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
+from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
-from support.nodes import Job, Node
+from support.nodes import QUICK, Job, Node
 from support.processes import soon
 
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
@@ -60,12 +62,23 @@ class Training:
     """Nodes that train together; `pause` is how long a step takes at least."""
 
     def __init__(
-        self, launcher: Launcher, nodes: int, steps: int, *losses: str, least: int = 0, **more: str
+        self,
+        launcher: Launcher,
+        nodes: int,
+        steps: int,
+        *losses: str,
+        least: int = 0,
+        etcd: str = "",
+        **more: str,
     ) -> None:
         launcher.environ |= {"PAUSE": more.pop("pause", "0")}
         options = [f"--nproc-per-node={EACH}", f"--max-restarts={MOST}"]
         options += [f"--{name.replace('_', '-')}={value}" for name, value in more.items()]
-        self.job = Job.over_tcp(launcher, f"{least or nodes}:{nodes}", *options)
+        nnodes = f"{least or nodes}:{nodes}"
+        self.job = Job.over_tcp(launcher, nnodes, *options)
+        if etcd:
+            meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={etcd}", f"--rdzv-conf={QUICK}")
+            self.job = Job(launcher, f"--nnodes={nnodes}", *meet, *options)
         self._argv = (SCRIPT, "nn", str(steps), *losses)
         for _ in range(nodes):
             self.start()
@@ -140,6 +153,11 @@ def check_same(found: Outcome, expected: Outcome, *, least: int) -> None:
     assert found.last == {rank: pids[-1] for rank, pids in found.pids.items()}
 
 
+def kill(pids: list[int], signo: int = signal.SIGKILL) -> None:
+    for pid in pids:
+        os.kill(pid, signo)
+
+
 LOSSES = {
     "one after the other": [
         "kill:before:2:0",
@@ -177,13 +195,6 @@ def test_a_node_may_lose_all_its_workers(train: Trainings, folder: Path) -> None
     found, outputs = training.end()
     check_same(found, undisturbed(folder, 2 * EACH, 60), least=EACH)
     assert [len(found.pids[rank]) for rank in range(4)].count(2) == EACH, outputs
-
-
-def kill(pids: list[int], signo: int = signal.SIGKILL) -> None:
-    import os
-
-    for pid in pids:
-        os.kill(pid, signo)
 
 
 def test_two_nodes_lose_a_worker_at_once(train: Trainings, folder: Path) -> None:
@@ -242,6 +253,24 @@ def test_when_an_agent_dies_the_others_start_again(
     found, outputs = training.end(2)
     assert found.totals == undisturbed(folder, 2 * EACH, 100).totals
     assert all("(succeeded)" in output for output in outputs[:2])
+
+
+@pytest.mark.etcd
+def test_nodes_that_meet_in_etcd_replace_a_worker_when_it_has_been_away(
+    train: Trainings, folder: Path, etcd: EtcdCluster
+) -> None:
+    training = train(2, 200, pause="0.05", etcd=",".join(etcd.endpoints))
+    training.wait_until_it_trains()
+    (member,) = etcd.members
+    member.pause()
+    kill(training.present(1)[:1])
+    time.sleep(2)
+    member.go_on()
+    training.wait_until_it_trains(1, starts=EACH + 1)
+    kill(training.present(0)[:1])
+    found, outputs = training.end()
+    check_same(found, undisturbed(folder, 2 * EACH, 200), least=EACH)
+    assert sum(map(len, found.pids.values())) == 2 * EACH + 2, outputs
 
 
 def test_a_node_whose_workers_have_not_joined_has_all_start_again(
