@@ -33,6 +33,17 @@ from benchmarks.processes import interrupt_on_term
 from benchmarks.session import positive
 
 WORKER = str(Path(__file__).with_name("recovery_worker.py"))
+MODULES = ",".join(
+    (
+        "numpy",
+        "torsh_runtime.nn.framework",
+        "torsh_runtime.optim",
+        "torsh_runtime.bootstrap",
+        "torsh_runtime.backends.native.backend",
+        "torsh_runtime.elastic.training",
+    )
+)
+"""What standbys import by --preload=auto, which passes over a package that is not installed."""
 SETTLE = 3.0
 """Seconds of steps before each kill, in which standbys are made."""
 PATIENCE = 60.0
@@ -52,7 +63,7 @@ class Training:
     def __init__(self, folder: Path, workers: int, restarts: int, width: int, recovers: bool):
         self._path, self._workers = folder / "out", workers
         command = [sys.executable, "-m", "torshrun", f"--nproc-per-node={workers}"]
-        command += [f"--max-restarts={restarts}", "--preload=auto", WORKER, str(width)]
+        command += [f"--max-restarts={restarts}", f"--preload={MODULES}", WORKER, str(width)]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self._path.open("w") as out, (folder / "err").open("w") as err:
             self.process = subprocess.Popen(
