@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,6 @@ from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.comm.timeouts import LONGEST_TIMEOUT
 from torsh_runtime.elastic.healing import Holding, check_same, heal, hold
 from torsh_runtime.elastic.parts_of_job import Parts
 from torsh_runtime.elastic.rounds import Rounds
@@ -112,6 +112,8 @@ class Training:
     ) -> None:
         """Hold the parts. `rounds` is None if nobody replaces lost workers."""
         self._parts, self._group, self._seed, self._rounds = parts, group, seed, rounds
+        if rounds is not None and isinstance(group, JobGroup):
+            group.recovers()
         self.number = 0
         """The number of the next step that is to be committed."""
         self._longest = 0.0
@@ -197,6 +199,7 @@ class Training:
             raise lost
         while True:
             rounds.next(lost, self._longest)
+            traceback.clear_frames(lost.__traceback__)  # their arrays' memory is used again
             try:
                 self._meet(rounds)
                 return
@@ -208,7 +211,7 @@ class Training:
         assert isinstance(group, JobGroup)
         rank, size = group.rank, group.world_size
         own = self._hold(group)
-        group.configure(group.store(), "", rank, size, rounds.number, LONGEST_TIMEOUT)
+        group.meet_again(rounds.number, self._parts.begin_anew)
         held = group.all_gather_numbers(
             np.array([self.number if self._is_whole else _NOTHING], np.int64)
         )[:, 0].tolist()
@@ -282,6 +285,8 @@ class Training:
                     "schedule: change them directly after step.commit(), within the block and "
                     "before it communicates"
                 )
+            if self._is_met_anew and isinstance(group, JobGroup):
+                group.settle()
         self._is_whole = self._is_met_anew = False
         self._parts.step()
         self._parts.forget()
