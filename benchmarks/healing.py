@@ -83,7 +83,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--ranks", type=positive, default=4, help="of the node; default: 4")
     add("--mib", type=positive, default=500, help="of state in the node; default: 500")
     add("--link-mib", type=positive, default=100, help="of state over the cable; default: 100")
-    add("--mbit", type=positive, default=1000, help="Mbit/s of the cable; default: 1000")
+    add("--mbit", type=positive, default=400, help="Mbit/s of the cable; default: 400")
     add("--turns", type=positive, default=9, help="default: 9")
     add("--timeout", type=float, default=300.0, help="seconds that one run may take")
     add("--quick", action="store_true", help="little: shows that it works")
