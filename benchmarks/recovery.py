@@ -43,7 +43,7 @@ MODULES = ",".join(
         "torsh_runtime.elastic.training",
     )
 )
-"""What standbys import by --preload=auto, which passes over a package that is not installed."""
+"""The modules that --preload=auto imports, but for a package that is not installed."""
 SETTLE = 3.0
 """Seconds of steps before each kill, in which standbys are made."""
 PATIENCE = 60.0

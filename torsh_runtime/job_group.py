@@ -12,8 +12,8 @@ from typing import cast
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.native.network import secret_of
-from torsh_runtime.backends.spares import Spares
 from torsh_runtime.backends.reconfiguration import Attempt, AttemptStore, check_first
+from torsh_runtime.backends.spares import Spares
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.registry import GroupResources, ReconfigurePlan

@@ -133,7 +133,7 @@ class Backend(Operations):
 
     type: BackendKind
     spares: Spares | None = None
-    """Where shared memory is taken from, and where it is left; None if it is not used again."""
+    """The place where shared memory is left to be used again; None if it is not."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank

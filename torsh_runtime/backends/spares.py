@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 NONE_YET = 0
-"""What a process tells that has had no shared memory of its group."""
+"""The number told by a process that has had no shared memory of its group."""
 NONE_LIKE_IT = -1
-"""What one tells that has had some, but has none to spare that fits."""
+"""The number told by one that has had some, but has none to spare that fits."""
 
 
 class Buffer:

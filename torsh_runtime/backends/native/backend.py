@@ -26,11 +26,11 @@ from torsh_runtime.backends.native.making import (
 )
 from torsh_runtime.backends.native.settings import Settings
 from torsh_runtime.backends.native.shared_buffers import SharedBuffers
-from torsh_runtime.backends.spares import Buffer, Spares
 from torsh_runtime.backends.native.subgroups import meet_in_memory
 from torsh_runtime.backends.native.work import Caught, NativeWork
 from torsh_runtime.backends.operation import COLLECTIVES, Op
 from torsh_runtime.backends.recorder import note_title
+from torsh_runtime.backends.spares import Buffer, Spares
 from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.errors import (
     BackendUnavailable,

@@ -65,7 +65,7 @@ class Known(NamedTuple):
 
     holder: int
     descriptor: int | None
-    """This rank's own, which it keeps; None if it has none."""
+    """The descriptor of this rank, which keeps it; None if it has none."""
 
 
 def share(
