@@ -26,12 +26,13 @@ class Buffer:
         """Take over the descriptor. This rank's part begins at `start`."""
         self.memory, self.descriptor = memory, descriptor
         self.local, self.start, self.num_bytes = (*local,), start, num_bytes
-        weakref.finalize(self, os.close, descriptor)
+        self.number = os.fstat(descriptor).st_ino
+        """A number that no other file of this machine's shared memory has."""
+        self._close = weakref.finalize(self, os.close, descriptor)
 
-    @property
-    def number(self) -> int:
-        """Return a number that no other file of this machine's shared memory has."""
-        return os.fstat(self.descriptor).st_ino
+    def close_file(self) -> None:
+        """Close the descriptor of memory that is not going to be handed out again."""
+        self._close()
 
 
 class Spares:

@@ -255,6 +255,8 @@ class NativeBackend(Backend):
         buffer = self._map(sharing)
         self._group.add_region(buffer.memory, sharing.stride, num_bytes, sharing.remaining())
         self._shared.append(buffer.memory)
+        if self.spares is None:
+            buffer.close_file()
         return (self.spares or Spares()).part(buffer)
 
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
