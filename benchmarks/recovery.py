@@ -46,6 +46,8 @@ MODULES = ",".join(
 """The modules that --preload=auto imports, but for a package that is not installed."""
 SETTLE = 3.0
 """Seconds of steps before each kill, in which standbys are made."""
+FIRST = 5
+"""Number of steps before the time of a step is taken."""
 PATIENCE = 60.0
 
 
@@ -85,10 +87,12 @@ class Training:
         """Return when each step that all ranks have committed was complete, in order."""
         return sorted(max(each) for each in self.commits().values() if len(each) >= self._workers)
 
-    def wait(self, what: str, seconds: float, starts: int, after: float = 0.0) -> None:
-        """Wait for so many starts, and a step that was complete after that time."""
+    def wait(
+        self, what: str, seconds: float, starts: int, after: float = 0.0, steps: int = 1
+    ) -> None:
+        """Wait for so many starts, and as many steps that were complete after that time."""
         deadline = time.monotonic() + seconds
-        while len(self.starts()) < starts or max(self.complete(), default=0.0) <= after:
+        while len(self.starts()) < starts or sum(at > after for at in self.complete()) < steps:
             if time.monotonic() > deadline or self.process.poll() is not None:
                 errors = self._path.with_name("err").read_text()
                 raise SystemExit(f"no {what} within {seconds:g} s:\n{errors}")
@@ -106,7 +110,7 @@ def losses(folder: Path, options: argparse.Namespace) -> tuple[list[float], list
     training = Training(folder, workers, kills, options.width, True)
     waits, nets = [], []
     try:
-        training.wait("first step", PATIENCE, workers)
+        training.wait("steps", PATIENCE, workers, steps=FIRST)
         time.sleep(SETTLE)
         step = training.step()
         for number in range(kills):
@@ -128,7 +132,7 @@ def plain_step(folder: Path, options: argparse.Namespace) -> float:
     """Return the seconds of a step without join()."""
     training = Training(folder, options.workers, 0, options.width, False)
     try:
-        training.wait("first step", PATIENCE, options.workers)
+        training.wait("steps", PATIENCE, options.workers, steps=FIRST)
         time.sleep(2 * SETTLE)
         return training.step()
     finally:
