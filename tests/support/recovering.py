@@ -1,10 +1,11 @@
 """A training that goes on when workers are lost: a script for torshrun.
 
-Arguments: "nn" or "torch", the number of steps, and what happens in each round, as
-what:where:step:rank. `what` is kill, stop, raise or exit; `where` is one of before, forward,
-backward, vote (in commit(), before it), half (in commit(), amid the optimizer's step), committed,
-or for a rank that heals or gives its state: heal (then `step` is any number). PAUSE is in the
-environment: seconds in each step.
+Arguments: "nn" or "torch", maybe followed by "-fsdp" or "-fully_shard", the number of steps, and
+what happens in each round, as what:where:step:rank. `what` is kill, stop, raise or exit; `where` is
+one of before, forward, backward, vote (in commit(), before it), half (in commit(), amid the
+optimizer's step), committed, or for a rank that heals or gives its state: heal (then `step` is any
+number). For shards it is also version or gradients: while these are copied to the node's memory.
+PAUSE is in the environment: seconds in each step.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
-from torsh_runtime.elastic import healing
+from torsh_runtime.elastic import healing, versions
 from torsh_runtime.elastic.parts_of_job import Parts
 
 SAMPLES, BATCH = 60, 12
@@ -56,10 +59,33 @@ def watch(owner: Any, name: str, where: str, present: list[int] | None) -> None:
     setattr(owner, name, call)
 
 
+def watch_copies(present: list[int]) -> None:
+    """Have copies of shards pass a point first, which is named after what is copied."""
+    copied = versions._copied
+
+    def call(values: Any, target: Any) -> Iterator[int]:
+        is_version = threading.current_thread().name == "torsh-versions"
+        pass_point("version" if is_version else "gradients", present[0])
+        return copied(values, target)
+
+    versions._copied = call
+
+
+def wrapped_in(model: Any) -> Any:
+    """Wrap a model as the program's first argument says."""
+    _, _, way = sys.argv[1].partition("-")
+    if way == "fsdp":
+        return tr.FullyShardedDataParallel(model, min_num_params=50)
+    if way == "fully_shard":
+        tr.fully_shard(model[0])
+        return tr.fully_shard(model)
+    return tr.DistributedDataParallel(model)
+
+
 def make_nn() -> tuple[Any, Any, Any]:
     nn.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.2), nn.Linear(40, 1))
-    wrapped: Any = tr.DistributedDataParallel(model)
+    wrapped = wrapped_in(model)
     return wrapped, optim.AdamW(wrapped.parameters(), lr=0.01), nn.Tensor
 
 
@@ -69,7 +95,7 @@ def make_torch() -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(0.2)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(40, 1))
-    wrapped: Any = tr.DistributedDataParallel(model)
+    wrapped = wrapped_in(model)
     return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9), torch.from_numpy
 
 
@@ -79,16 +105,18 @@ def number(value: Any) -> float:
 
 def main() -> None:
     tr.init_process_group()
-    model, optimizer, tensor = make_torch() if sys.argv[1] == "torch" else make_nn()
+    framework = sys.argv[1].partition("-")[0]
+    model, optimizer, tensor = make_torch() if framework == "torch" else make_nn()
     data = np.random.default_rng(1).standard_normal((SAMPLES, 6)).astype(np.float32)
     sampler = tr.elastic.ElasticSampler(SAMPLES, BATCH)
     watch(healing, "_send", "heal", None)
     present = [0]
-    schedules: Any = optim if sys.argv[1] == "nn" else sys.modules["torch"].optim.lr_scheduler
+    schedules: Any = optim if framework == "nn" else sys.modules["torch"].optim.lr_scheduler
     schedule = schedules.StepLR(optimizer, step_size=4, gamma=0.9)
     job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler, schedule=schedule)
     watch(Parts, "agree_on_buffers", "vote", present)
     watch(optimizer, "step", "half", present)
+    watch_copies(present)
     print(f"start {tr.get_rank()} {os.getpid()} {job.number}", flush=True)
     for step in job.steps(int(sys.argv[2])):
         with step:

@@ -81,7 +81,7 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
         contents = Contents()
         with attempt:
             if attempt.error is None:
-                contents = whole_contents(parts, Ranks(group))
+                contents = whole_contents(own.alike, Ranks(group))
         if group is not None:
             check_same(group, contents, attempt.error)
         if attempt.error is not None:
@@ -123,6 +123,8 @@ class Training:
         """Whether no step was committed since the ranks have met after a loss."""
         self._is_taken = False
         """Whether steps() was called."""
+        if rounds is not None:
+            parts.protect()
 
     @property
     def rank(self) -> int:
@@ -175,6 +177,7 @@ class Training:
         """Begin with the state as it is, which is the same on all ranks."""
         self._is_whole = True
         if self._rounds is not None:
+            self._parts.begin(self.number)
             self._rounds.follow()
             self._rounds.join()
 
@@ -222,13 +225,15 @@ class Training:
         healing = [rank for rank in range(size) if rank not in whole]
         if self._is_whole:
             self._parts.go_back()
+        self._parts.begin_anew()
         if healing:
             self._is_whole = rank in whole  # what is being filled is empty until it is complete
-            heal(group, self._parts.named, whole, healing)
+            self._parts.restore_shards(held)
+            heal(group, self._parts.alike, whole, healing)
         if not self._is_whole:
             self._parts.forget()
         self.number = newest
-        self._parts.begin_anew()
+        self._parts.begin_to_protect(newest)
         self._parts.keep()
         self._is_whole = self._is_met_anew = True
 
@@ -255,6 +260,7 @@ class Training:
         that has not, though another has, is behind by this step when the ranks meet again.
         """
         self._parts.agree_on_buffers()
+        self._parts.prepare_commit(self.number)
         group = self._group
         if group is not None:
             own = [self.number, self._parts.digest()] if self._is_met_anew else [self.number]
@@ -276,6 +282,7 @@ class Training:
         self._parts.forget()
         self.number += 1
         self._is_whole = True
+        self._parts.begin_to_protect(self.number)
 
     def note_time(self, seconds: float) -> None:
         """Note how long a step took."""

@@ -259,6 +259,8 @@ class Sharding:
             with attempt:
                 others = {path: tuple(each.group.ranks) for path, each in inner.items()}
                 maker.check(others, sharded)
+        if self.group.is_unmet and attempt.error is None:
+            return  # the others are past this: see elastic.join()
         options["devices of parameters"] = maker.told(without=sharded | ignored)
         told = {
             ranks.group: {**options, **ranks.told(with_all=True, without=sharded | ignored)}
