@@ -1,7 +1,8 @@
 """A training that goes on when workers are lost: a script for torshrun.
 
 Arguments: "nn" or "torch", maybe followed by "-fsdp" or "-fully_shard", the number of steps, and
-what happens in each round, as what:where:step:rank. `what` is kill, stop, raise or exit; `where` is
+what happens in each round, as what:where:step:ranks. `what` is kill, stop, raise, exit, or flip (a bit of the newest version of
+this rank's shard in memory, and then kill); `ranks` are numbers with commas; `where` is
 one of before, forward, backward, vote (in commit(), before it), half (in commit(), amid the
 optimizer's step), committed, or for a rank that heals or gives its state: heal (then `step` is any
 number). For shards it is also version or gradients: while these are copied to the node's memory.
@@ -23,6 +24,7 @@ import numpy as np
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
 from torsh_runtime.elastic import healing, versions
+from torsh_runtime.elastic.memory import OWN, TURNS, CommitMemory
 from torsh_runtime.elastic.parts_of_job import Parts
 
 SAMPLES, BATCH = 60, 12
@@ -37,7 +39,7 @@ def planned() -> list[str]:
 
 def pass_point(where: str, step: int | None = None) -> None:
     what, *rest = planned() or [""]
-    if rest[:1] != [where] or rest[2] != os.environ["RANK"]:
+    if rest[:1] != [where] or os.environ["RANK"] not in rest[2].split(","):
         return
     if step is not None and rest[1] != str(step):
         return
@@ -45,7 +47,21 @@ def pass_point(where: str, step: int | None = None) -> None:
         raise ValueError(f"this rank is to fail in {where}")
     if what == "exit":
         os._exit(3)
+    if what == "flip":
+        flip()
+        what = "kill"
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
+
+
+def flip() -> None:
+    """Flip a bit in the newest state of this rank's shard, once it is whole in memory."""
+    time.sleep(0.5)
+    kept = CommitMemory.of_agent(os.environ)
+    assert kept is not None
+    slots = [(turn, kept.own(OWN, turn)) for turn in range(TURNS)]
+    turn = max((slot[0].sequence, turn) for turn, slot in slots if slot is not None)[1]
+    memory = kept.make(OWN, turn, 4096)
+    memory[memory.nonzero()[0][-1]] ^= 1
 
 
 def watch(owner: Any, name: str, where: str, present: list[int] | None) -> None:

@@ -117,7 +117,7 @@ class Planner(Generic[T]):
     def _look(self, state: Mapping[str, Any]) -> _Own:
         try:
             contents = contents_of(state, self._ranks, self._by_pieces)
-            return _Own(contents, held_in(contents), digests(contents), None)
+            return _Own(contents, _held(contents), digests(contents), None)
         except Exception as reason:  # the program's own state_dict() may raise anything
             return _Own(Contents(), [], {}, reason)
 
@@ -279,7 +279,7 @@ class Save:
         return {"path": str(final)}
 
 
-def held_in(contents: Contents) -> list[Held]:
+def _held(contents: Contents) -> list[Held]:
     """Return the pieces that this rank has."""
     held = []
     for name, tensor in contents.tensors.items():

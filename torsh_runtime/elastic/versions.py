@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
-from torsh_runtime.arrays.raw import copy_out, memory_of
+from torsh_runtime.arrays.raw import copy_out, dtype_name, memory_of
 from torsh_runtime.checkpoint.manifest import Manifest
 from torsh_runtime.checkpoint.pieces import PieceReader
 from torsh_runtime.checkpoint.plan import Held
-from torsh_runtime.checkpoint.saving import held_in
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.checkpoint.writer import FileLayout
 from torsh_runtime.elastic.memory import COPIES, OWN, TURNS, Commit, CommitMemory
@@ -112,7 +111,7 @@ class Versions:
     def _prepared(self, kind: int, number: int, contents: Contents) -> Callable[[], None]:
         turn = number % TURNS
         self._memory.begin(turn, (kind,))
-        room = self._room(kind, turn, held_in(contents))
+        room = self._room(kind, turn, _held(contents))
         copies = [
             (contents.tensors[held.name].values, room.memory[start:end])
             for held, start, end in _places(room.layout)
@@ -136,6 +135,13 @@ class Versions:
             room = _Room(held, layout, memory, told_of([layout], self._world_size))
             self._rooms[kind, turn] = room
         return room
+
+
+def _held(contents: Contents) -> list[Held]:
+    """Return all pieces of this rank, also those without elements, whose shapes are asked for."""
+    return [
+        Held(name, dtype_name(each.values), each.piece) for name, each in contents.tensors.items()
+    ]
 
 
 def _places(layout: FileLayout) -> Iterator[tuple[Held, int, int]]:
