@@ -30,6 +30,7 @@ from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.fsdp.config import ShardingStrategy
+from torsh_runtime.parallel.fsdp.fsdp_init import has_host_memory
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.layouts import layouts_by_id
@@ -238,6 +239,8 @@ def problem_of_sharded(model: Any, group: ProcessGroup | None) -> str:
             return 'its sharding_strategy is "hybrid"'
         if each.config.offloads or each.config.activation_offload:
             return "it is offloaded to the memory of the CPU: leave that out"
+        if not all(has_host_memory(parameter) for u in each.units for parameter in u.parameters):
+            return "it is on a GPU"
         if any(flat.is_owned for unit in each.units for flat, _ in unit.laid):
             return "its optimizer does not compute elementwise, and single ranks own parameters"
     return ""
