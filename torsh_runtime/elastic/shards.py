@@ -233,10 +233,10 @@ def problem_of_sharded(model: Any, group: ProcessGroup | None) -> str:
     if layouts_by_id(model):
         return "it has layouts on a mesh as well"
     for each in shardings_of(model):
-        if each.group is not group:
-            return "it is not sharded over the default group: leave process_group and mesh out"
         if each.config.sharding_strategy is ShardingStrategy.HYBRID_SHARD:
             return 'its sharding_strategy is "hybrid"'
+        if each.group is not group:
+            return "it is not sharded over the default group: leave process_group and mesh out"
         if each.config.offloads or each.config.activation_offload:
             return "it is offloaded to the memory of the CPU: leave that out"
         if not all(has_host_memory(parameter) for u in each.units for parameter in u.parameters):

@@ -70,8 +70,8 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
             f"{_who(group)}join() was called before in this process: call it once, with all parts"
         )
     with Attempt() as attempt:
-        _check_group(group)
         own = Parts(parts, group)
+        _check_group(group)
     if group is not None and group.is_unmet:
         if attempt.error is not None:
             raise attempt.error
