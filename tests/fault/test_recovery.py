@@ -124,7 +124,7 @@ LOSSES = {
         ["kill:forward:3:0", "kill:gradients:6:1", "kill:half:9:2", "kill:committed:12:1"],
     ),
     "exceptions and exits with shards": (
-        "torch-fsdp",
+        "torch-mixed",
         ["raise:backward:3:1", "exit:vote:6:0", "raise:half:9:2"],
     ),
     "while shards heal": (
@@ -182,7 +182,8 @@ def test_a_worker_that_hangs_is_replaced_alone(torshrun: Launcher, folder: Path)
     assert "rank 1 failed first: hung, then killed by SIGKILL" in err, err
 
 
-def test_kills_at_any_moment(torshrun: Launcher, folder: Path) -> None:
+@pytest.mark.parametrize("way", ["nn", "nn-fsdp"])
+def test_kills_at_any_moment(torshrun: Launcher, folder: Path, way: str) -> None:
     random, kills, steps = Random(int(time.time())), 4, 150
     torshrun.environ["PAUSE"] = "0.02"
     out_path = torshrun.folder / "out"
@@ -192,7 +193,7 @@ def test_kills_at_any_moment(torshrun: Launcher, folder: Path) -> None:
             f"--max-restarts={kills}",
             "--preload=auto",
             SCRIPT,
-            "nn",
+            way,
             str(steps),
             stdout=file,
         )
@@ -204,7 +205,7 @@ def test_kills_at_any_moment(torshrun: Launcher, folder: Path) -> None:
         _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     found = outcome(out_path.read_text())
-    check_same(found, undisturbed(folder, "nn", steps))
+    check_same(found, undisturbed(folder, way, steps))
     assert sum(map(len, found.starts.values())) == RANKS + kills
 
 

@@ -34,8 +34,10 @@ from torsh_runtime.parallel.fsdp.fsdp_init import has_host_memory
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.layouts import layouts_by_id
-from torsh_runtime.parallel.state import Contents, Restoration, contents_of
+from torsh_runtime.parallel.state import Contents, Restoration
 from torsh_runtime.parallel.state.contents import read_whole
+from torsh_runtime.parallel.state.models import ModelState
+from torsh_runtime.parallel.state.optimizers import OptimizerState
 from torsh_runtime.parallel.state.plain import decode, encode
 
 Bytes = NDArray[np.uint8]
@@ -55,7 +57,9 @@ class Shards:
                 f"tr.elastic.join() keeps shards in the agent's memory, and {COMMIT_MEMORY} is "
                 f"unset: leave it as torshrun sets it"
             )
-        self._group, self._optimizers = group, optimizers
+        self._group, self._models, self._optimizers = group, models, optimizers
+        self._known: list[ModelState] = []
+        """What was found of the models, which holds as long as their parameters stay in place."""
         self._parts = {**models, **optimizers}
         self._passes = passes_of(models.values())
         self._versions = Versions(memory, group.rank, group.world_size)
@@ -92,6 +96,7 @@ class Shards:
     def begin_anew(self) -> None:
         """Drop what is left of passes that were broken off. All ranks call it, in their new
         round."""
+        self._known.clear()
         for passes in self._passes:
             passes.begin_anew()
 
@@ -160,7 +165,16 @@ class Shards:
         step()
 
     def _contents(self) -> Contents:
-        return contents_of(self._parts, Ranks(self._group))
+        """Return the present state, as contents_of() does, without looking at models anew."""
+        if not (self._known and all(each.is_in_place for each in self._known)):
+            self._known = [ModelState(name, each) for name, each in self._models.items()]
+        contents = Contents()
+        for each in self._known:
+            each.keep(contents)
+        pieces = {key: piece for each in self._known for key, piece in each.pieces.items()}
+        for name, optimizer in self._optimizers.items():
+            OptimizerState(name, optimizer, pieces).keep(contents)
+        return contents
 
     def _trained(self) -> Iterator[tuple[str, Any]]:
         """Yield the optimizers' parameters, each with the name of its gradient."""
