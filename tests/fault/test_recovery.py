@@ -124,7 +124,7 @@ LOSSES = {
         ["kill:forward:3:0", "kill:gradients:6:1", "kill:half:9:2", "kill:committed:12:1"],
     ),
     "exceptions and exits with shards": (
-        "torch-mixed",
+        "nn-mixed",
         ["raise:backward:3:1", "exit:vote:6:0", "raise:half:9:2"],
     ),
     "while shards heal": (

@@ -41,8 +41,8 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
     Args:
         seed: With the step and the rank, the seed of the random numbers of each step.
         **parts: The model, wrapped in tr.DistributedDataParallel or tr.FullyShardedDataParallel or
-            not at all, its optimizer, and whatever else changes from step to step and has a state_dict(): an ElasticSampler, a
-            learning rate schedule.
+            not at all, its optimizer, and whatever else changes from step to step and has a
+            state_dict(): an ElasticSampler, a learning rate schedule.
 
     Returns:
         The training, whose steps() are to be taken.

@@ -26,7 +26,7 @@ from torsh_runtime.parallel.state import Contents
 
 Bytes = NDArray[np.uint8]
 STATE, GRADIENTS = OWN, COPIES
-"""What is kept: the state before a step, and the gradients with which it was committed."""
+"""The two kinds of versions: the state before a step, and the gradients of that step."""
 _CHUNK = 1 << 18
 """Bytes per checksum, few enough to be still in a cache when they are summed up."""
 

@@ -7,6 +7,7 @@ from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from torsh_runtime.elastic.shard_plan import NOTHING, Holding, ShardPlan, plan
 
 TURNS = 2

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from torsh_runtime.elastic.memory import OWN, CommitMemory
 from torsh_runtime.elastic.versions import GRADIENTS, STATE, Version, Versions
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.state import Contents
-
 from torshrun.workers.commit_memory import CommitMemory as AgentsMemory
 
 ROWS = 300_000
@@ -95,7 +95,8 @@ def test_a_flipped_bit_is_passed_over_and_said(agents: AgentsMemory, at: float) 
     own.keep(STATE, 7, contents(7))
     content = memory_of(agents).make(OWN, 1, 4 * ROWS)
     content[int(at * content.size)] ^= 16
-    with pytest.warns(RuntimeWarning, match="rank 0 passed over a state.*weight.*of step 7 is dama"):
+    told = "rank 0 passed over a state.*weight.*of step 7 is damaged"
+    with pytest.warns(RuntimeWarning, match=told):
         found = versions_of(agents).read(STATE)
     assert {*found} == {6}
 
