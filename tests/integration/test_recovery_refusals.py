@@ -187,6 +187,13 @@ SHARDED = """
             tr.elastic.join(model=model, optimizer=optimizer)
         except tr.ConfigError as error:
             print(error, flush=True)
+        del model, optimizer
+    kept, optimizer = parts()
+    model, optimizer = parts()
+    try:
+        tr.elastic.join(model=model, optimizer=optimizer)
+    except tr.ConfigError as error:
+        print(error, flush=True)
     """
 
 
@@ -201,6 +208,7 @@ def test_what_is_sharded_otherwise_is_refused_by_name(torshrun: Launcher) -> Non
         ("optimizer", "Odd is none of torch's optimizers that compute elementwise"),
     ):
         assert out.count(f"cannot recover {part!r}: {problem}") == 2, out
+    assert out.count("join() was not given a Linear that is sharded") == 2, out
 
 
 def test_ranks_that_do_not_join_are_named(torshrun: Launcher) -> None:

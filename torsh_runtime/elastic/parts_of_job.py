@@ -23,6 +23,7 @@ from torsh_runtime.elastic.shards import (
     Options,
     Shards,
     bytes_of,
+    forgotten,
     give_options,
     options_of,
     problem_of_sharded,
@@ -66,6 +67,11 @@ class Parts:
                 raise ConfigError(f"tr.elastic.join() cannot recover {name!r}: {problem}")
         self._models = [each for each in named.values() if is_model(each)]
         self._optimizers = [each for each in named.values() if is_optimizer(each)]
+        if (model := forgotten(self._models, group)) is not None:
+            raise ConfigError(
+                f"tr.elastic.join() was not given a {type(model).__name__} that is sharded, and a "
+                f"replacement would have no part of it: pass it, too, under a name of its own"
+            )
         if not self._optimizers:
             raise ConfigError("tr.elastic.join() needs an optimizer=, which step.commit() calls")
         others = (*self._models, *self._optimizers)

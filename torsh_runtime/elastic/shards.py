@@ -8,6 +8,7 @@ one and the gradients that lead from it to the new one.
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.fsdp.config import ShardingStrategy
 from torsh_runtime.parallel.fsdp.fsdp_init import has_host_memory
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
-from torsh_runtime.parallel.fsdp.sharding import shardings_of
+from torsh_runtime.parallel.fsdp.sharding import shardings_of, shardings_over
 from torsh_runtime.parallel.layouts import layouts_by_id
 from torsh_runtime.parallel.state import Contents, Restoration
 from torsh_runtime.parallel.state.contents import read_whole
@@ -258,6 +259,20 @@ def problem_of_sharded(model: Any, group: ProcessGroup | None) -> str:
         if any(flat.is_owned for unit in each.units for flat, _ in unit.laid):
             return "its optimizer does not compute elementwise, and single ranks own parameters"
     return ""
+
+
+def forgotten(models: Iterable[Any], group: ProcessGroup | None) -> Any:
+    """Return a model that is sharded over the group and none of these or within one; None if there
+    is no such model."""
+    known = passes_of(models)
+
+    def found() -> Any:
+        live = [] if group is None else shardings_over(group)
+        return next((each.model for each in live if each.outermost not in known), None)
+
+    if found() is not None:
+        gc.collect()  # it may be gone, and only its cycles be left
+    return found()
 
 
 def problem_of_stepping(optimizer: Any) -> str:

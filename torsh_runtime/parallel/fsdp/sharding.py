@@ -320,6 +320,11 @@ def shardings_of(model: Any) -> list[Sharding]:
     return [found for each in (*modules, *around) if (found := sharding_of(each)) is not None]
 
 
+def shardings_over(group: ProcessGroup) -> list[Sharding]:
+    """Return how the models of this process are sharded over the group, wherever they are held."""
+    return [each for each in _LIVE if each.group is group]
+
+
 def _taken_out(model: Module) -> dict[str, Sharding]:
     """Replace wrappers within the model by their modules. Return how parts of the model are
     sharded, by their paths, without those that are within others."""
