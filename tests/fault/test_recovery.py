@@ -121,7 +121,7 @@ LOSSES = {
     ),
     "of torch's shards": (
         "torch-fully_shard",
-        ["kill:forward:3:0", "kill:gradients:6:1", "kill:half:9:2", "kill:committed:12:1"],
+        ["kill:gradients:6:1", "kill:half:9:2", "kill:committed:12:1"],
     ),
     "exceptions and exits with shards": (
         "nn-mixed",
