@@ -20,6 +20,7 @@ from support.processes import soon
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
 RANKS = 3
 PRELOAD = {"nn": "--preload=auto", "torch": "--preload=torch"}
+"""How standbys of each framework are prepared."""
 Steps = Mapping[int, frozenset[str]]
 
 
@@ -105,13 +106,39 @@ LOSSES = {
         "nn",
         ["kill:backward:5:1", "kill:heal:5:1", "kill:heal:5:0", "kill:half:9:2", "kill:heal:9:0"],
     ),
+    "of shards, at every point": (
+        "nn-fsdp",
+        [
+            "kill:before:1:0",
+            "kill:forward:2:1",
+            "kill:backward:4:2",
+            "kill:vote:6:1",
+            "kill:gradients:7:0",
+            "kill:half:9:0",
+            "kill:committed:11:2",
+            "kill:version:12:1",
+        ],
+    ),
+    "of torch's shards": (
+        "torch-fully_shard",
+        ["kill:gradients:6:1", "kill:half:9:2", "kill:committed:12:1"],
+    ),
+    "exceptions and exits with shards": (
+        "nn-mixed",
+        ["raise:backward:3:1", "exit:vote:6:0", "raise:half:9:2"],
+    ),
+    "while shards heal": (
+        "nn-fsdp",
+        ["kill:half:5:1", "kill:heal:5:1", "kill:heal:5:0", "kill:gradients:9:2", "kill:heal:9:0"],
+    ),
 }
 
 
 @pytest.mark.parametrize("case", LOSSES)
 def test_the_others_go_on_with_the_same_bits(torshrun: Launcher, folder: Path, case: str) -> None:
     way, losses = LOSSES[case]
-    launch = (f"--nproc-per-node={RANKS}", f"--max-restarts={len(losses)}", PRELOAD[way])
+    launch = (f"--nproc-per-node={RANKS}", f"--max-restarts={len(losses)}")
+    launch = (*launch, PRELOAD[way.partition("-")[0]])
     code, out, err = torshrun.run(*launch, SCRIPT, way, "15", *losses, within=200)
     assert code == 0, err
     found = outcome(out)
@@ -122,6 +149,26 @@ def test_the_others_go_on_with_the_same_bits(torshrun: Launcher, folder: Path, c
             assert len(pids) == 1 + victims.count(rank), (rank, err)
     assert err.count("replaced while the others continue") == len(losses), err
     assert "restarting" not in err
+
+
+def test_several_shards_are_lost_at_once(torshrun: Launcher, folder: Path) -> None:
+    losses = ["kill:vote:4:0,2", "kill:gradients:8:1,2"]
+    launch = (f"--nproc-per-node={RANKS}", "--max-restarts=4", PRELOAD["nn"])
+    code, out, err = torshrun.run(*launch, SCRIPT, "nn-fsdp", "15", *losses)
+    assert code == 0, err
+    found = outcome(out)
+    check_same(found, undisturbed(folder, "nn-fsdp", 15))
+    assert {rank: len(pids) for rank, pids in found.starts.items()} == {0: 2, 1: 2, 2: 3}
+    assert "restarting" not in err
+
+
+def test_a_flipped_bit_of_a_shard_is_passed_over(torshrun: Launcher, folder: Path) -> None:
+    launch = (f"--nproc-per-node={RANKS}", "--max-restarts=1", PRELOAD["nn"])
+    code, out, err = torshrun.run(*launch, SCRIPT, "nn-fsdp", "15", "flip:vote:6:1")
+    assert code == 0, err
+    check_same(outcome(out), undisturbed(folder, "nn-fsdp", 15))
+    assert "rank 1 passed over a state in memory" in err
+    assert "of step 6 is damaged" in err
 
 
 def test_a_worker_that_hangs_is_replaced_alone(torshrun: Launcher, folder: Path) -> None:
@@ -135,7 +182,8 @@ def test_a_worker_that_hangs_is_replaced_alone(torshrun: Launcher, folder: Path)
     assert "rank 1 failed first: hung, then killed by SIGKILL" in err, err
 
 
-def test_kills_at_any_moment(torshrun: Launcher, folder: Path) -> None:
+@pytest.mark.parametrize("way", ["nn", "nn-fsdp"])
+def test_kills_at_any_moment(torshrun: Launcher, folder: Path, way: str) -> None:
     random, kills, steps = Random(int(time.time())), 4, 150
     torshrun.environ["PAUSE"] = "0.02"
     out_path = torshrun.folder / "out"
@@ -145,7 +193,7 @@ def test_kills_at_any_moment(torshrun: Launcher, folder: Path) -> None:
             f"--max-restarts={kills}",
             "--preload=auto",
             SCRIPT,
-            "nn",
+            way,
             str(steps),
             stdout=file,
         )
@@ -157,7 +205,7 @@ def test_kills_at_any_moment(torshrun: Launcher, folder: Path) -> None:
         _, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     found = outcome(out_path.read_text())
-    check_same(found, undisturbed(folder, "nn", steps))
+    check_same(found, undisturbed(folder, way, steps))
     assert sum(map(len, found.starts.values())) == RANKS + kills
 
 

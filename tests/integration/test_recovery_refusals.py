@@ -149,27 +149,66 @@ def test_states_that_differ_are_named(torshrun: Launcher) -> None:
     assert "the same seed" in out
 
 
-def test_sharded_models_and_groups_are_refused(torshrun: Launcher) -> None:
+def test_groups_that_were_made_before_are_refused(torshrun: Launcher) -> None:
     script = torshrun.script(
         """
         import torsh_runtime as tr
         from torsh_runtime import nn, optim
         tr.init_process_group()
-        model = tr.FullyShardedDataParallel(nn.Linear(2, 2))
-        whole = nn.Linear(2, 2)
-        optimizer = optim.SGD(whole.parameters(), lr=1.0)
-        for parts in ({"sharded": model}, {"plain": whole}):
-            try:
-                tr.elastic.join(optimizer=optimizer, **parts)
-            except tr.ConfigError as error:
-                print(error)
-            tr.new_group([0, 1])
+        tr.new_group([0, 1])
+        model = nn.Linear(2, 2)
+        try:
+            tr.elastic.join(model=model, optimizer=optim.SGD(model.parameters(), lr=1.0))
+        except tr.ConfigError as error:
+            print(error)
         """
     )
     code, out, err = torshrun.run("--nproc-per-node=2", script)
     assert code == 0, err
-    assert out.count("cannot recover 'sharded': it is sharded over ranks (FSDP)") == 2
     assert out.count("groups were made of the default group") == 2
+
+
+SHARDED = """
+    import torch
+    import torsh_runtime as tr
+    class Odd(torch.optim.SGD):
+        pass
+    tr.init_process_group()
+    def parts(optimizer=torch.optim.SGD, **options):
+        model = tr.FullyShardedDataParallel(torch.nn.Linear(8, 8), min_num_params=1, **options)
+        return model, optimizer(model.parameters(), lr=1.0)
+    for model, optimizer in (
+        parts(process_group=tr.new_group([0, 1])),
+        parts(sharding_strategy="hybrid"),
+        parts(cpu_offload=True),
+        parts(Odd),
+    ):
+        try:
+            tr.elastic.join(model=model, optimizer=optimizer)
+        except tr.ConfigError as error:
+            print(error, flush=True)
+        del model, optimizer
+    kept, optimizer = parts()
+    model, optimizer = parts()
+    try:
+        tr.elastic.join(model=model, optimizer=optimizer)
+    except tr.ConfigError as error:
+        print(error, flush=True)
+    """
+
+
+def test_what_is_sharded_otherwise_is_refused_by_name(torshrun: Launcher) -> None:
+    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    code, out, err = torshrun.run("--nproc-per-node=2", torshrun.script(SHARDED))
+    assert code == 0, err
+    for part, problem in (
+        ("model", "it is not sharded over the default group"),
+        ("model", 'its sharding_strategy is "hybrid"'),
+        ("model", "it is offloaded to the memory of the CPU"),
+        ("optimizer", "Odd is none of torch's optimizers that compute elementwise"),
+    ):
+        assert out.count(f"cannot recover {part!r}: {problem}") == 2, out
+    assert out.count("join() was not given a Linear that is sharded") == 2, out
 
 
 def test_ranks_that_do_not_join_are_named(torshrun: Launcher) -> None:

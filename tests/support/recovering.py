@@ -1,10 +1,13 @@
 """A training that goes on when workers are lost: a script for torshrun.
 
-Arguments: "nn" or "torch", the number of steps, and what happens in each round, as
-what:where:step:rank. `what` is kill, stop, raise or exit; `where` is one of before, forward,
-backward, vote (in commit(), before it), half (in commit(), amid the optimizer's step), committed,
-or for a rank that heals or gives its state: heal (then `step` is any number). PAUSE is in the
-environment: seconds in each step.
+Arguments: "nn" or "torch", maybe followed by -fsdp, -mixed or -fully_shard, the number of steps,
+and what happens in each round, as what:where:step:ranks. `what` is kill, stop, raise, exit, or flip
+(a bit of the newest version of this rank's shard in memory, and then kill); `ranks` are numbers
+with commas; `where` is one of before, forward, backward, vote (in commit(), before it), half (in
+commit(), amid the optimizer's step), committed, or for a rank that heals or gives its state: heal
+(then `step` is any number). For shards it is also version or gradients: while these are copied to
+the node's memory.
+PAUSE is in the environment: seconds in each step.
 """
 
 from __future__ import annotations
@@ -12,14 +15,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
-from torsh_runtime.elastic import healing
+from torsh_runtime.elastic import healing, versions
+from torsh_runtime.elastic.memory import OWN, TURNS, CommitMemory
 from torsh_runtime.elastic.parts_of_job import Parts
 
 SAMPLES, BATCH = 60, 12
@@ -34,7 +40,7 @@ def planned() -> list[str]:
 
 def pass_point(where: str, step: int | None = None) -> None:
     what, *rest = planned() or [""]
-    if rest[:1] != [where] or rest[2] != os.environ["RANK"]:
+    if rest[:1] != [where] or os.environ["RANK"] not in rest[2].split(","):
         return
     if step is not None and rest[1] != str(step):
         return
@@ -42,7 +48,21 @@ def pass_point(where: str, step: int | None = None) -> None:
         raise ValueError(f"this rank is to fail in {where}")
     if what == "exit":
         os._exit(3)
+    if what == "flip":
+        flip()
+        what = "kill"
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
+
+
+def flip() -> None:
+    """Flip a bit in the newest state of this rank's shard, once it is whole in memory."""
+    time.sleep(0.5)
+    kept = CommitMemory.of_agent(os.environ)
+    assert kept is not None
+    slots = [(turn, kept.own(OWN, turn)) for turn in range(TURNS)]
+    turn = max((slot[0].sequence, turn) for turn, slot in slots if slot is not None)[1]
+    memory = kept.make(OWN, turn, 4096)
+    memory[memory.nonzero()[0][-1]] ^= 1
 
 
 def watch(owner: Any, name: str, where: str, present: list[int] | None) -> None:
@@ -56,10 +76,36 @@ def watch(owner: Any, name: str, where: str, present: list[int] | None) -> None:
     setattr(owner, name, call)
 
 
+def watch_copies(present: list[int]) -> None:
+    """Have copies of shards pass a point first, which is named after what is copied."""
+    copied = versions._copied
+
+    def call(values: Any, target: Any) -> Iterator[int]:
+        is_version = threading.current_thread().name == "torsh-versions"
+        pass_point("version" if is_version else "gradients", present[0])
+        return copied(values, target)
+
+    versions._copied = call
+
+
+def wrapped_in(model: Any) -> Any:
+    """Wrap a model as the program's first argument says."""
+    _, _, way = sys.argv[1].partition("-")
+    if way == "fsdp":
+        return tr.FullyShardedDataParallel(model, min_num_params=50)
+    if way == "mixed":
+        mixed = tr.MixedPrecision(param_dtype="float16", reduce_dtype="float32")
+        return tr.FullyShardedDataParallel(model, mixed_precision=mixed, min_num_params=50)
+    if way == "fully_shard":
+        tr.fully_shard(model[0])
+        return tr.fully_shard(model)
+    return tr.DistributedDataParallel(model)
+
+
 def make_nn() -> tuple[Any, Any, Any]:
     nn.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 40), nn.Dropout(0.2), nn.Linear(40, 1))
-    wrapped: Any = tr.DistributedDataParallel(model)
+    wrapped = wrapped_in(model)
     return wrapped, optim.AdamW(wrapped.parameters(), lr=0.01), nn.Tensor
 
 
@@ -69,7 +115,7 @@ def make_torch() -> tuple[Any, Any, Any]:
     torch.manual_seed(0)
     layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(0.2)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(40, 1))
-    wrapped: Any = tr.DistributedDataParallel(model)
+    wrapped = wrapped_in(model)
     return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9), torch.from_numpy
 
 
@@ -79,16 +125,18 @@ def number(value: Any) -> float:
 
 def main() -> None:
     tr.init_process_group()
-    model, optimizer, tensor = make_torch() if sys.argv[1] == "torch" else make_nn()
+    framework = sys.argv[1].partition("-")[0]
+    model, optimizer, tensor = make_torch() if framework == "torch" else make_nn()
     data = np.random.default_rng(1).standard_normal((SAMPLES, 6)).astype(np.float32)
     sampler = tr.elastic.ElasticSampler(SAMPLES, BATCH)
     watch(healing, "_send", "heal", None)
     present = [0]
-    schedules: Any = optim if sys.argv[1] == "nn" else sys.modules["torch"].optim.lr_scheduler
+    schedules: Any = optim if framework == "nn" else sys.modules["torch"].optim.lr_scheduler
     schedule = schedules.StepLR(optimizer, step_size=4, gamma=0.9)
     job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler, schedule=schedule)
     watch(Parts, "agree_on_buffers", "vote", present)
     watch(optimizer, "step", "half", present)
+    watch_copies(present)
     print(f"start {tr.get_rank()} {os.getpid()} {job.number}", flush=True)
     for step in job.steps(int(sys.argv[2])):
         with step:

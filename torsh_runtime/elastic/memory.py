@@ -107,9 +107,9 @@ class CommitMemory:
             ) from None
         return np.frombuffer(memory, np.uint8, num_bytes, _PAGE)
 
-    def begin(self, turn: int) -> None:
-        """Invalidate the commit in this rank's slots of that turn."""
-        for kind in (OWN, COPIES):
+    def begin(self, turn: int, kinds: Sequence[int] = (OWN, COPIES)) -> None:
+        """Invalidate what is in this rank's slots of that turn."""
+        for kind in kinds:
             os.pwrite(self._descriptor, bytes(_HEAD.size), self._start(kind, turn))
 
     def finish(self, kind: int, commit: Commit, num_bytes: int) -> None:
@@ -127,6 +127,11 @@ class CommitMemory:
             raise CheckpointError(
                 f"no memory for the description of a commit:  {error.strerror}"
             ) from None
+
+    def own(self, kind: int, turn: int) -> tuple[Commit, Bytes] | None:
+        """Return what one of this rank's slots contains, or None. Raises ValueError if it is
+        invalid."""
+        return self._read(self._start(kind, turn))
 
     def commits(self) -> list[tuple[Commit, Bytes]]:
         """Return the commits of all ranks of this node with their contents.

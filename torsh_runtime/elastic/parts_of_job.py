@@ -8,17 +8,27 @@ import functools
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from torsh_runtime.arrays.raw import copy_in, copy_out, dtype_name
-from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
+from torsh_runtime.arrays.raw import copy_in
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.elastic.batches import Batches
 from torsh_runtime.elastic.sampler import ElasticSampler
+from torsh_runtime.elastic.shards import (
+    Buffers,
+    Options,
+    Shards,
+    bytes_of,
+    forgotten,
+    give_options,
+    options_of,
+    problem_of_sharded,
+    problem_of_stepping,
+)
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.agreement import send_from
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel, wrappers_of
@@ -41,8 +51,8 @@ class _Kept(NamedTuple):
     """The states of parts that are neither models nor optimizers, by name."""
     buffers: list[np.ndarray[Any, Any]]
     """The bytes of the models' buffers."""
-    options: list[dict[str, Any]]
-    """The options of the optimizers' groups, such as the learning rate."""
+    options: list[list[dict[str, Any]]]
+    """The options of each optimizer's groups, such as the learning rate."""
 
 
 class Parts:
@@ -51,19 +61,65 @@ class Parts:
     def __init__(self, named: Mapping[str, Any], group: ProcessGroup | None) -> None:
         """Sort the parts. Raises ConfigError for one that cannot be recovered, by name."""
         self.named, self._group = dict(named), group
+        self._is_sharded = any(is_model(each) and shardings_of(each) for each in named.values())
         for name, part in named.items():
-            if problem := _problem(part, group):
+            if problem := _problem(part, group, self._is_sharded):
                 raise ConfigError(f"tr.elastic.join() cannot recover {name!r}: {problem}")
         self._models = [each for each in named.values() if is_model(each)]
         self._optimizers = [each for each in named.values() if is_optimizer(each)]
+        if (model := forgotten(self._models, group)) is not None:
+            raise ConfigError(
+                f"tr.elastic.join() was not given a {type(model).__name__} that is sharded, and a "
+                f"replacement would have no part of it: pass it, too, under a name of its own"
+            )
         if not self._optimizers:
             raise ConfigError("tr.elastic.join() needs an optimizer=, which step.commit() calls")
         others = (*self._models, *self._optimizers)
         self._others = {n: each for n, each in named.items() if not _is_in(each, others)}
         samplers = [each for each in self._others.values() if isinstance(each, ElasticSampler)]
         self.batches = Batches(samplers)
+        self.shards: Shards | None = None
+        """What protects parts of which each rank has a share alone; None if there are none."""
+        self.alike: Mapping[str, Any] = self.named
+        """What all ranks have alike and one gives to another, by name."""
+        if self._is_sharded:
+            self.alike = {
+                **self._others,
+                "the options of the optimizers": Options(self._optimizers),
+                "the buffers of the models": Buffers([*self._buffers()]),
+            }
         self._kept: _Kept | None = None
         self._is_stepping = False
+
+    def protect(self) -> None:
+        """Protect the parts that are sharded, if any are, from the loss of a worker."""
+        if self._is_sharded and self._group is not None and self._group.world_size > 1:
+            models = {name: each for name, each in self.named.items() if is_model(each)}
+            optimizers = {name: each for name, each in self.named.items() if is_optimizer(each)}
+            self.shards = Shards(models, optimizers, self._group)
+
+    def begin(self, number: int) -> None:
+        """Protect the state with which all ranks begin. All ranks call it."""
+        if self.shards is not None:
+            self.shards.begin(number)
+
+    def begin_to_protect(self, number: int) -> None:
+        """Begin to protect the state before step `number`, which is the present one."""
+        if self.shards is not None:
+            self.shards.begin_to_keep(number)
+
+    def prepare_commit(self, number: int) -> None:
+        """Have everything protected that this step needs to be committed."""
+        if self.shards is not None:
+            self.shards.prepare_commit(number)
+
+    def restore_shards(self, live: Sequence[int]) -> None:
+        """Let ranks that lack the newest state of sharded parts have it. All ranks call it.
+
+        live: the number of the state that each rank has whole; a lower one than others' if none.
+        """
+        if self.shards is not None:
+            self.shards.restore(live, self.step)
 
     def agree_on_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as DistributedDataParallel does before a pass."""
@@ -90,8 +146,8 @@ class Parts:
         """Remember what a step changes before its commit."""
         self._kept = _Kept(
             {name: copy.deepcopy(each.state_dict()) for name, each in self._others.items()},
-            [_bytes_of(each) for each in self._buffers()],
-            [copy.deepcopy(_options(group)) for group in self._groups()],
+            [bytes_of(each) for each in self._buffers()],
+            [options_of(each) for each in self._optimizers],
         )
 
     def digest(self) -> int:
@@ -112,8 +168,8 @@ class Parts:
             self._others[name].load_state_dict(copy.deepcopy(state))
         for buffer, kept in zip(self._buffers(), self._kept.buffers, strict=True):
             copy_in(buffer, kept)
-        for group, options in zip(self._groups(), self._kept.options, strict=True):
-            group.update(copy.deepcopy(options))
+        for optimizer, options in zip(self._optimizers, self._kept.options, strict=True):
+            give_options(optimizer, options)
 
     def begin_anew(self) -> None:
         """Drop gradients that were being averaged, and batches that were drawn."""
@@ -122,14 +178,15 @@ class Parts:
         for model in () if self._group is None else wrappers_of(self._group):
             model.begin_anew()
 
+    def share_anew(self) -> None:
+        """Share memory of sharded models with the other ranks, whose group is configured anew."""
+        if self.shards is not None:
+            self.shards.begin_anew()
+
     def drop_gradients(self) -> None:
         """Drop all gradients."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
-
-    def _groups(self) -> Iterator[dict[str, Any]]:
-        for optimizer in self._optimizers:
-            yield from optimizer.param_groups
 
     def _buffers(self) -> Iterator[Any]:
         for model in self._models:
@@ -153,7 +210,7 @@ def _guard(optimizer: Any, is_refused: Callable[[], bool]) -> None:
     optimizer.step = types.MethodType(step, optimizer)
 
 
-def _problem(part: Any, group: ProcessGroup | None) -> str:
+def _problem(part: Any, group: ProcessGroup | None, is_sharded: bool) -> str:
     """Return why a part cannot be recovered, and what to do; "" if it can."""
     kind = type(part).__name__
     if isinstance(part, PerRank):
@@ -165,9 +222,11 @@ def _problem(part: Any, group: ProcessGroup | None) -> str:
     if is_optimizer(part):
         if isinstance(part, DistributedOptimizer):
             return f"each rank has a part of its state: pass an ordinary optimizer, {_INSTEAD}"
-        return ""
+        problem = problem_of_stepping(part) if is_sharded else ""
+        return f"{problem}: use such a one, {_INSTEAD}" if problem else ""
     if shardings_of(part):
-        return f"it is sharded over ranks (FSDP): wrap it in DistributedDataParallel, {_INSTEAD}"
+        problem = problem_of_sharded(part, group)
+        return f"{problem}, {_INSTEAD}" if problem else ""
     if _is_torchs(part):
         return f"it is torch's own {kind}: wrap it in tr.DistributedDataParallel, {_INSTEAD}"
     if isinstance(part, DistributedDataParallel):
@@ -198,14 +257,3 @@ def _is_torchs(model: Any) -> bool:
 
 def _is_in(part: object, others: tuple[object, ...]) -> bool:
     return any(part is each for each in others)
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
-
-
-def _bytes_of(buffer: Any) -> np.ndarray[Any, Any]:
-    size = int(np.prod(tuple(buffer.shape), dtype=np.int64)) * ITEMSIZES[dtype_name(buffer)]
-    kept = np.empty(size, np.uint8)
-    copy_out(buffer, kept)
-    return kept

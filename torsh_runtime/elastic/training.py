@@ -40,9 +40,9 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
 
     Args:
         seed: With the step and the rank, the seed of the random numbers of each step.
-        **parts: The model, wrapped in tr.DistributedDataParallel or not at all, its optimizer, and
-            whatever else changes from step to step and has a state_dict(): an ElasticSampler, a
-            learning rate schedule.
+        **parts: The model, wrapped in tr.DistributedDataParallel or tr.FullyShardedDataParallel or
+            not at all, its optimizer, and whatever else changes from step to step and has a
+            state_dict(): an ElasticSampler, a learning rate schedule.
 
     Returns:
         The training, whose steps() are to be taken.
@@ -70,8 +70,8 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
             f"{_who(group)}join() was called before in this process: call it once, with all parts"
         )
     with Attempt() as attempt:
-        _check_group(group)
         own = Parts(parts, group)
+        _check_group(group)
     if group is not None and group.is_unmet:
         if attempt.error is not None:
             raise attempt.error
@@ -80,7 +80,7 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
     else:
         held = Holding(Contents(), [], attempt.error)
         if attempt.error is None:
-            held = hold(parts, Ranks(group))
+            held = hold(own.alike, Ranks(group))
         if group is not None:
             check_same(group, held)
         if held.problem is not None:
@@ -124,6 +124,8 @@ class Training:
         """Whether no step was committed since the ranks have met after a loss."""
         self._is_taken = False
         """Whether steps() was called."""
+        if rounds is not None:
+            parts.protect()
 
     @property
     def rank(self) -> int:
@@ -176,6 +178,7 @@ class Training:
         """Begin with the state as it is, which is the same on all ranks."""
         self._is_whole = True
         if self._rounds is not None:
+            self._parts.begin(self.number)
             self._rounds.follow()
             self._rounds.join()
 
@@ -225,14 +228,16 @@ class Training:
         healing = [rank for rank in range(size) if rank not in whole]
         if self._is_whole:  # once more: what was under way has ended by now
             self._parts.go_back()
+        self._parts.share_anew()
         if healing:
             self._is_whole = rank in whole  # what is being filled is empty until it is complete
             own = own if self._is_whole else None
-            heal(group, self._parts.named, own, whole, healing)
+            self._parts.restore_shards(held)
+            heal(group, self._parts.alike, own, whole, healing)
         if not self._is_whole:
             self._parts.forget()
         self.number = newest
-        self._parts.begin_anew()
+        self._parts.begin_to_protect(newest)
         self._parts.keep()
         self._is_whole = self._is_met_anew = True
 
@@ -244,7 +249,7 @@ class Training:
         if not self._is_whole:
             return None
         self._parts.go_back()
-        return hold(self._parts.named, Ranks(group))
+        return hold(self._parts.alike, Ranks(group))
 
     def begin_step(self) -> None:
         """Remember the state, and seed the generators for this step of this rank."""
@@ -269,6 +274,7 @@ class Training:
         that has not, though another has, is behind by this step when the ranks meet again.
         """
         self._parts.agree_on_buffers()
+        self._parts.prepare_commit(self.number)
         group = self._group
         if group is not None:
             own = [self.number, self._parts.digest()] if self._is_met_anew else [self.number]
@@ -292,6 +298,7 @@ class Training:
         self._parts.forget()
         self.number += 1
         self._is_whole = True
+        self._parts.begin_to_protect(self.number)
 
     def note_time(self, seconds: float) -> None:
         """Note how long a step took."""

@@ -60,6 +60,11 @@ def settle(optimizer: Any) -> None:
     _steps_of(optimizer).settle(optimizer, _needs_closure(optimizer))
 
 
+def needs_ranks(optimizer: Any) -> bool:
+    """Return whether settling how an optimizer can step on parts takes other ranks."""
+    return isinstance(optimizer, torch.optim.Optimizer) and type(optimizer) not in _ELEMENTWISE
+
+
 def _steps_of(optimizer: Any) -> _Steps:
     found: _Steps = vars(optimizer).setdefault(STEPS, _Steps())
     return found

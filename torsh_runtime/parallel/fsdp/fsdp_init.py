@@ -300,9 +300,11 @@ class UnitMaker:
         return units
 
     def send(self, tensors: Sequence[Any]) -> None:
-        """Give all ranks rank 0's values of these parameters or buffers. All ranks call it."""
+        """Give all ranks rank 0's values of these parameters or buffers. All ranks call it. A rank
+        that has not met the others gets theirs when it joins them."""
         for ranks in filter(None, (self._copies, self._over)):
-            ranks.send(0, tensors)
+            if not ranks.group.is_unmet:
+                ranks.send(0, tensors)
 
     def _unit(self, name: str, module: Any, parameters: Parameters) -> FSDPParamGroup:
         is_made = self._initialiser.have([parameter for _, parameter in parameters])
@@ -341,7 +343,8 @@ class UnitMaker:
             kind = OffloadedStorage if self._config.offloads else DeviceStorage
             return flat, kind(framework, flat, group, self._ledger)
         whole = None
-        if group is self._group or self._group.is_in_node:  # for all meet, or none
+        is_met = not group.is_unmet  # or it gets memory when it has joined the others
+        if is_met and (group is self._group or self._group.is_in_node):  # for all meet, or none
             whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
             return flat, CommonStorage(framework, flat, group, self._ledger, whole)

@@ -125,9 +125,13 @@ class StorageStrategy(ABC):
         """Note that all ranks have met, and needed nothing that they had released before."""
 
     def full(self) -> Any:
-        """Return a copy of all elements in the parameters' own dtype. All ranks call it."""
+        """Return a copy of all elements in the parameters' own dtype. All ranks call it. Before a
+        rank has met the others it is zeros."""
         everything = self._new(self._flat.size, self._precision.own)
-        self._gather_into(everything, self.shard)
+        if self._group.is_unmet:
+            everything[...] = 0
+        else:
+            self._gather_into(everything, self.shard)
         return everything
 
     def full_gradients(self) -> Any:
@@ -313,6 +317,12 @@ class FSDPParam:
             first, last = self._flat.share(self.number)
             self._gradient = self._average()
             self._gradient.reshape(-1)[...] = other._shaped(gradients).reshape(-1)[first:last]
+        self.be_own()
+
+    def take_place(self, former: FSDPParam) -> None:
+        """Replace `former`, which had the same part in other memory, without its gradient."""
+        former.follow_no_more()
+        self._own[...] = former.parameter.data
         self.be_own()
 
     def forget_gradient(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.backends.work import Work
@@ -17,6 +17,7 @@ from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam, StorageStrategy
+from torsh_runtime.parallel.fsdp.storage import common_storage
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.replicas import Replicas
 from torsh_runtime.transitions import Machine
@@ -51,11 +52,6 @@ class FSDPParamGroup:
         self.name, self.module, self.is_replicated = name, module, is_replicated
         self._framework = framework
         self.options = options
-        self.is_common = any(memory.is_common for _, memory in laid)
-        self.reduces_each = any(memory.reduces_each for _, memory in laid)
-        self._drops_gradients = any(memory.drops_gradients for _, memory in laid)
-        self._overwrites = any(memory.overwrites for _, memory in laid)
-        self.averages_late = any(memory.averages_late for _, memory in laid)
         self._place(laid, [slot for each in laid for slot in self._slots_of(*each)])
         self._machine = Machine("fsdp", ShardedState.SHARDED)
         self.is_lent = False
@@ -80,6 +76,11 @@ class FSDPParamGroup:
         self, laid: list[tuple[FlatParameter, StorageStrategy]], slots: list[FSDPParam]
     ) -> None:
         self.laid, self._slots = laid, slots
+        self.is_common = any(memory.is_common for _, memory in laid)
+        self.reduces_each = any(memory.reduces_each for _, memory in laid)
+        self._drops_gradients = any(memory.drops_gradients for _, memory in laid)
+        self._overwrites = any(memory.overwrites for _, memory in laid)
+        self.averages_late = any(memory.averages_late for _, memory in laid)
         self._note_trained()
 
     def _note_trained(self) -> None:
@@ -124,6 +125,28 @@ class FSDPParamGroup:
             storage.reshard()
             yield flat, storage, slots
         memory.discard()
+
+    def begin_anew(self) -> None:
+        """Drop what is left of passes, and share memory with the ranks of its group, which is of
+        one node and was configured anew. All of them call it."""
+        self.unwatch()
+        self.void()
+        self.reshard()
+        self.is_lent = self._is_for_replicas = False
+        if self.is_replicated:
+            return
+        laid, slots = [], []
+        for flat, memory in self.laid:
+            storage = common_storage(self._framework, flat, memory.group, memory.ledger)
+            made = self._slots_of(flat, storage)
+            former = [slot for slot in self._slots if slot.memory is memory]
+            for slot, other in zip(made, former, strict=True):
+                slot.take_place(other)
+            memory.discard()
+            laid.append((flat, cast(StorageStrategy, storage)))
+            slots += made
+        self._place(laid, slots)
+        self.on_gradients(self._call)
 
     def be_within(self, path: str, ledger: MemoryAccounting) -> None:
         """Become a unit of a larger model, in which the unit's own model is at `path`, and whose

@@ -242,6 +242,16 @@ class FSDPState:
                 unit.unshard()
                 return
 
+    def begin_anew(self) -> None:
+        """Drop passes that were broken off, on all ranks of a group that has been configured anew
+        and is of one node, and share memory with them."""
+        self._void()
+        self.training_state = TrainingState.FORWARD_BACKWARD
+        self._beginner, self._is_in_method = None, False
+        self._prefetching = Prefetching(self._config)
+        for unit in self.units:
+            unit.begin_anew()
+
     def rest(self) -> None:
         """Reshard all units, and end what an exception has left behind."""
         if self._is_ending:

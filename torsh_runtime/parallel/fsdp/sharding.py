@@ -259,6 +259,8 @@ class Sharding:
             with attempt:
                 others = {path: tuple(each.group.ranks) for path, each in inner.items()}
                 maker.check(others, sharded)
+        if self.group.is_unmet and attempt.error is None:
+            return  # the others are past this: see elastic.join()
         options["devices of parameters"] = maker.told(without=sharded | ignored)
         told = {
             ranks.group: {**options, **ranks.told(with_all=True, without=sharded | ignored)}
@@ -316,6 +318,11 @@ def shardings_of(model: Any) -> list[Sharding]:
     modules = [module for _, module in model.named_modules()]
     around = [each for module in modules for each in getattr(module, "parallel_wrappers", ())]
     return [found for each in (*modules, *around) if (found := sharding_of(each)) is not None]
+
+
+def shardings_over(group: ProcessGroup) -> list[Sharding]:
+    """Return how the models of this process are sharded over the group, wherever they are held."""
+    return [each for each in _LIVE if each.group is group]
 
 
 def _taken_out(model: Module) -> dict[str, Sharding]:

@@ -45,9 +45,7 @@ class CommonStorage(StorageStrategy):
         self._unsettled: dict[int, bool] = {}
 
     def remade(self, flat: FlatParameter) -> CommonStorage:
-        like, dtype = self._flat.parameters[0], self._precision.computed
-        whole = common_memory(like, flat.size, self._group, dtype)
-        return CommonStorage(self._framework, flat, self._group, self.ledger, whole)
+        return common_storage(self._framework, flat, self._group, self.ledger)
 
     def publish(self) -> None:
         if self.shard is not self._own:
@@ -107,6 +105,14 @@ class CommonStorage(StorageStrategy):
             own = slice(*self._flat.span(number))
             _write(self.gradients[own], self._reduced[own], adds)
         self._unsettled.clear()
+
+
+def common_storage(
+    framework: Framework, flat: FlatParameter, group: ProcessGroup, ledger: MemoryAccounting
+) -> CommonStorage:
+    """Make a storage that the ranks of one node share. All of them call it."""
+    whole = common_memory(flat.parameters[0], flat.size, group, flat.precision.computed)
+    return CommonStorage(framework, flat, group, ledger, whole)
 
 
 class GatheredStorage(StorageStrategy):

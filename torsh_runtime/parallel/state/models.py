@@ -35,6 +35,8 @@ class ModelState:
         self.frozen: set[str] = set()
         """Names of parameters that need no gradients."""
         self._tensors: dict[str, ShardedTensor] = {}
+        self._places: list[tuple[Any, Any]] = []
+        """Parameters, and the values that they had when they were looked at."""
         self._buffers: set[str] = set()
         """Names of the buffers among the tensors."""
         self.aliases: dict[str, str] = {}
@@ -54,6 +56,12 @@ class ModelState:
         for name, module in self.extra.items():
             contents.values[name] = encode(module.get_extra_state(), name, contents.tensors)
         contents.aliases.update(self.aliases)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the parameters have the memory in which they were found."""
+        is_at = framework_of(self._places[0][0]).is_at if self._places else None
+        return is_at is None or all(is_at(each.data, found) for each, found in self._places)
 
     @property
     def names(self) -> set[str]:
@@ -91,6 +99,7 @@ class ModelState:
                     f"reshard()"
                 )
             self._tensors[f"{self._name}/{name}"] = ShardedTensor(values, piece)
+            self._places.append((parameter, values))
         for key, buffer in _buffers(model):
             plain = _without_wrappers(key)
             if unknown.pop(plain, None):

@@ -1,0 +1,289 @@
+"""Protects the state of which each rank has a part alone, so that a lost rank's replacement has it.
+
+The state before each step is copied to the node's memory while that step computes, and the step's
+gradients before the ranks vote on it. So whoever dies after a vote leaves the new state, or the old
+one and the gradients that lead from it to the new one.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from torsh_runtime.arrays.raw import copy_in, copy_out, dtype_name
+from torsh_runtime.arrays.raw import framework_of as array_framework
+from torsh_runtime.checkpoint.ranks import Ranks
+from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
+from torsh_runtime.comm.agreement import Attempt, agree
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.contract import COMMIT_MEMORY
+from torsh_runtime.elastic.memory import TURNS, CommitMemory
+from torsh_runtime.elastic.shard_plan import NOTHING, Holding, ShardPlan, plan
+from torsh_runtime.elastic.versions import GRADIENTS, STATE, Version, Versions
+from torsh_runtime.errors import CheckpointError, ConfigError
+from torsh_runtime.framework import framework_of
+from torsh_runtime.job_group import JobGroup
+from torsh_runtime.layout import Piece, ShardedTensor
+from torsh_runtime.parallel.fsdp.config import ShardingStrategy
+from torsh_runtime.parallel.fsdp.fsdp_init import has_host_memory
+from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
+from torsh_runtime.parallel.fsdp.sharding import shardings_of, shardings_over
+from torsh_runtime.parallel.layouts import layouts_by_id
+from torsh_runtime.parallel.state import Contents, Restoration
+from torsh_runtime.parallel.state.contents import read_whole
+from torsh_runtime.parallel.state.models import ModelState
+from torsh_runtime.parallel.state.optimizers import OptimizerState
+from torsh_runtime.parallel.state.plain import decode, encode
+
+Bytes = NDArray[np.uint8]
+_OPTIONS = "options"
+
+
+class Shards:
+    """Protects models of which ranks have parts, and their optimizers, on one rank of a node."""
+
+    def __init__(
+        self, models: Mapping[str, Any], optimizers: Mapping[str, Any], group: ProcessGroup
+    ) -> None:
+        """Find the memory. Raises ConfigError if there is none."""
+        memory = CommitMemory.of_agent(os.environ)
+        if memory is None:
+            raise ConfigError(
+                f"tr.elastic.join() keeps shards in the agent's memory, and {COMMIT_MEMORY} is "
+                f"unset: leave it as torshrun sets it"
+            )
+        self._group, self._models, self._optimizers = group, models, optimizers
+        self._known: list[ModelState] = []
+        """What was found of the models, which holds as long as their parameters stay in place."""
+        self._parts = {**models, **optimizers}
+        self._passes = passes_of(models.values())
+        self._versions = Versions(memory, group.rank, group.world_size)
+        self._kept: int = NOTHING
+
+    def begin(self, number: int) -> None:
+        """Keep the state before the first step, which all ranks have then."""
+        self._versions.clear()
+        self._versions.keep(STATE, number, self._contents())
+        self._kept = number
+        self._group.barrier()
+
+    def begin_to_keep(self, number: int) -> None:
+        """Begin to keep the present state, unless it is kept."""
+        if self._kept != number:
+            self._versions.wait()
+            self._versions.begin(STATE, number, self._contents())
+            self._kept = number
+
+    def prepare_commit(self, number: int) -> None:
+        """Keep what leads to the state after this step. Raises CheckpointError if memory is too
+        short."""
+        self._versions.wait()
+        contents = Contents()
+        for name, parameter in self._trained():
+            if parameter.grad is not None:
+                values = parameter.grad.data
+                whole = Piece.whole(tuple(values.shape))
+                contents.tensors[name] = ShardedTensor(values, whole)
+        options = [options_of(each) for each in self._optimizers.values()]
+        contents.values[_OPTIONS] = encode(options, _OPTIONS, contents.tensors)
+        self._versions.keep(GRADIENTS, number, contents)
+
+    def begin_anew(self) -> None:
+        """Drop what is left of passes that were broken off. All ranks call it, in their new
+        round."""
+        self._known.clear()
+        for passes in self._passes:
+            passes.begin_anew()
+
+    def restore(self, live: Sequence[int], step: Callable[[], None]) -> None:
+        """Let ranks that lack the newest state take it from memory. All ranks call it.
+
+        Args:
+            live: For each rank the number of the state that its process has whole, or NOTHING.
+            step: Lets the optimizers step, and drops the gradients.
+
+        Raises:
+            CheckpointError: On all ranks if a shard is nowhere whole.
+        """
+        rank, number = self._group.rank, max(live)
+        states, gradients = dict[int, Version](), dict[int, Version]()
+        if live[rank] != number:
+            self._versions.wait()
+            states, gradients = self._versions.read(STATE), self._versions.read(GRADIENTS)
+        found = self._plan(live, states, gradients)
+        with Attempt() as attempt:
+            if rank in found.loading:
+                self._load(states[number])
+                self._kept = number
+            elif rank in found.stepping:
+                self._load(states[number - 1])
+                self._step(gradients[number - 1], step)
+        agree(self._group, "elastic.join()", problem=attempt.error)
+
+    def _plan(
+        self, live: Sequence[int], states: Mapping[int, Any], gradients: Mapping[int, Any]
+    ) -> ShardPlan:
+        own = np.full((2, TURNS), NOTHING, np.int64)
+        for row, kept in zip(own, (states, gradients), strict=True):
+            row[: len(kept)] = [*kept]
+        told = self._group.all_gather_numbers(own.reshape(-1)).tolist()
+        found = plan(
+            [
+                Holding(number, tuple(row[:TURNS]), tuple(row[TURNS:]))
+                for number, row in zip(live, told, strict=True)
+            ]
+        )
+        if found.lost:
+            raise CheckpointError(
+                f"the shards of rank(s) {', '.join(map(str, found.lost))} are whole in no memory: "
+                f"start the job again from a checkpoint"
+            )
+        return found
+
+    def _load(self, version: Version) -> None:
+        restoration = Restoration(self._parts, version, Ranks(self._group))
+        for name, target in restoration.reads:
+            version.read(name, target)
+        restoration.finish()
+
+    def _step(self, gradients: Version, step: Callable[[], None]) -> None:
+        """Let the optimizers step with these gradients, as they did or were about to."""
+        for name, parameter in self._trained():
+            parameter.grad = None
+            if name in gradients.manifest.tensors:
+                framework = framework_of(parameter)
+                values = read_whole(gradients, name, array_framework(parameter.data))
+                framework.set_gradient(parameter, values)
+        options = decode(gradients.values[_OPTIONS], None, gradients)
+        for optimizer, given in zip(self._optimizers.values(), options, strict=True):
+            give_options(optimizer, given)
+        step()
+
+    def _contents(self) -> Contents:
+        """Return the present state, as contents_of() does, without looking at models anew."""
+        if not (self._known and all(each.is_in_place for each in self._known)):
+            self._known = [ModelState(name, each) for name, each in self._models.items()]
+        contents = Contents()
+        for each in self._known:
+            each.keep(contents)
+        pieces = {key: piece for each in self._known for key, piece in each.pieces.items()}
+        for name, optimizer in self._optimizers.items():
+            OptimizerState(name, optimizer, pieces).keep(contents)
+        return contents
+
+    def _trained(self) -> Iterator[tuple[str, Any]]:
+        """Yield the optimizers' parameters, each with the name of its gradient."""
+        for name, optimizer in self._optimizers.items():
+            parameters = (each for group in optimizer.param_groups for each in group["params"])
+            for number, parameter in enumerate(parameters):
+                yield f"{name}/{number}", parameter
+
+
+def passes_of(models: Iterable[Any]) -> list[FSDPState]:
+    """Return the passes of models that are sharded, in the same order on all ranks."""
+    found = (each.outermost for model in models for each in shardings_of(model))
+    return [*dict.fromkeys(found)]
+
+
+class Options:
+    """Represents the options of optimizers, such as learning rates, as a part of a training."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self._optimizers = optimizers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all options."""
+        return {_OPTIONS: [options_of(each) for each in self._optimizers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take other options."""
+        for optimizer, given in zip(self._optimizers, state[_OPTIONS], strict=True):
+            give_options(optimizer, given)
+
+
+class Buffers:
+    """Represents the buffers of models as a part of a training."""
+
+    def __init__(self, buffers: Sequence[Any]) -> None:
+        self._buffers = buffers
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the bytes of all buffers."""
+        return {"buffers": [bytes_of(each) for each in self._buffers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take other values."""
+        for buffer, kept in zip(self._buffers, state["buffers"], strict=True):
+            copy_in(buffer, kept)
+
+
+def bytes_of(buffer: Any) -> Bytes:
+    """Return a copy of the bytes of an array or tensor."""
+    size = int(np.prod(tuple(buffer.shape), dtype=np.int64)) * ITEMSIZES[dtype_name(buffer)]
+    kept = np.empty(size, np.uint8)
+    copy_out(buffer, kept)
+    return kept
+
+
+def options_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return copies of the options of an optimizer's groups of parameters."""
+    groups = ({n: v for n, v in each.items() if n != "params"} for each in optimizer.param_groups)
+    return [copy.deepcopy(each) for each in groups]
+
+
+def give_options(optimizer: Any, options: Sequence[Mapping[str, Any]]) -> None:
+    """Give an optimizer's groups of parameters copies of these options."""
+    for group, given in zip(optimizer.param_groups, options, strict=True):
+        group.update(copy.deepcopy(given))
+
+
+def problem_of_sharded(model: Any, group: ProcessGroup | None) -> str:
+    """Return why a sharded model cannot be recovered; "" if it can."""
+    if layouts_by_id(model):
+        return "it has layouts on a mesh as well"
+    if isinstance(group, JobGroup) and group.job.env.num_nodes > 1:
+        return "it is sharded, and the job has several nodes"
+    for each in shardings_of(model):
+        if each.config.sharding_strategy is ShardingStrategy.HYBRID_SHARD:
+            return 'its sharding_strategy is "hybrid"'
+        if each.group is not group:
+            return "it is not sharded over the default group: leave process_group and mesh out"
+        if each.config.offloads or each.config.activation_offload:
+            return "it is offloaded to the memory of the CPU: leave that out"
+        if not all(has_host_memory(parameter) for u in each.units for parameter in u.parameters):
+            return "it is on a GPU"
+        if any(flat.is_owned for unit in each.units for flat, _ in unit.laid):
+            return "its optimizer does not compute elementwise, and single ranks own parameters"
+    return ""
+
+
+def forgotten(models: Iterable[Any], group: ProcessGroup | None) -> Any:
+    """Return a model that is sharded over the group and none of these or within one; None if there
+    is no such model."""
+    known = passes_of(models)
+
+    def found() -> Any:
+        live = [] if group is None else shardings_over(group)
+        return next((each.model for each in live if each.outermost not in known), None)
+
+    if found() is not None:
+        gc.collect()  # it may be gone, and only its cycles be left
+    return found()
+
+
+def problem_of_stepping(optimizer: Any) -> str:
+    """Return why an optimizer of sharded models cannot be recovered; "" if it can."""
+    torchs = sys.modules.get("torsh_runtime.integrations.torch.optimizers")
+    if torchs is None or not torchs.needs_ranks(optimizer):
+        return ""
+    return (
+        f"{type(optimizer).__name__} is none of torch's optimizers that compute elementwise, as "
+        f"AdamW and SGD, and needs other ranks in its first step"
+    )
