@@ -45,6 +45,10 @@ from torsh_runtime.comm.out_of_place import (
     scan as scan,
     scan_into as scan_into,
 )
+from torsh_runtime.comm.barriers import (
+    barrier as barrier,
+    monitored_barrier as monitored_barrier,
+)
 from torsh_runtime.comm.choosing import (
     get_default_backend_for_device as get_default_backend_for_device,
     is_backend_available as is_backend_available,
@@ -55,25 +59,17 @@ from torsh_runtime.comm.coalescing import (
     all_reduce_coalesced as all_reduce_coalesced,
     coalesce as coalesce,
 )
-from torsh_runtime.comm.exchanging import sendrecv as sendrecv
-from torsh_runtime.comm.functional import (
+from torsh_runtime.comm.data_movement import (
     all_gather as all_gather,
     all_gather_into_tensor as all_gather_into_tensor,
     all_gather_single as all_gather_single,
-    all_reduce as all_reduce,
     all_to_all as all_to_all,
     all_to_all_single as all_to_all_single,
-    barrier as barrier,
     broadcast as broadcast,
     gather as gather,
-    monitored_barrier as monitored_barrier,
-    premul_sum as premul_sum,
-    reduce as reduce,
-    reduce_scatter as reduce_scatter,
-    reduce_scatter_single as reduce_scatter_single,
-    reduce_scatter_tensor as reduce_scatter_tensor,
     scatter as scatter,
 )
+from torsh_runtime.comm.exchanging import sendrecv as sendrecv
 from torsh_runtime.comm.group import ProcessGroup as ProcessGroup
 from torsh_runtime.comm.groups import (
     get_backend as get_backend,
@@ -123,6 +119,14 @@ from torsh_runtime.comm.persistent import (
     Persistent as Persistent,
     persistent as persistent,
     start_all as start_all,
+)
+from torsh_runtime.comm.reductions import (
+    all_reduce as all_reduce,
+    premul_sum as premul_sum,
+    reduce as reduce,
+    reduce_scatter as reduce_scatter,
+    reduce_scatter_single as reduce_scatter_single,
+    reduce_scatter_tensor as reduce_scatter_tensor,
 )
 from torsh_runtime.comm.shared import empty_shared as empty_shared
 from torsh_runtime.comm.splitting import parts as parts
