@@ -160,14 +160,14 @@ from torsh_runtime.layout import (
     Shard as Shard,
     TensorLayout as TensorLayout,
 )
-from torsh_runtime.mesh.mesh import (
-    DeviceMesh as DeviceMesh,
-    init_device_mesh as init_device_mesh,
-)
+from torsh_runtime.mesh.mesh import DeviceMesh as DeviceMesh
+from torsh_runtime.mesh.creation import init_device_mesh as init_device_mesh
 from torsh_runtime.mesh.three_dimensions import (
     CommunicationStats as CommunicationStats,
-    ProcessGroupIds as ProcessGroupIds,
     ProcessGroupManager as ProcessGroupManager,
+)
+from torsh_runtime.mesh.three_dimensional_ranks import (
+    ProcessGroupIds as ProcessGroupIds,
     RankMapping as RankMapping,
     ThreeDParallelismConfig as ThreeDParallelismConfig,
 )
@@ -243,11 +243,8 @@ from torsh_runtime.parallel.tensor import (
 from torsh_runtime.parallel.trees import average_gradients as average_gradients
 from torsh_runtime.parallel.verification import verify as verify
 from torsh_runtime.status import report_step as report_step
-from torsh_runtime.store.user import (
-    PrefixStore as PrefixStore,
-    Store as Store,
-    StoreWatch as StoreWatch,
-)
+from torsh_runtime.store.user import PrefixStore as PrefixStore, Store as Store
+from torsh_runtime.store.watch import StoreWatch as StoreWatch
 
 __all__: list[str]
 __version__: str
