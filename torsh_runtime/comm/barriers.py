@@ -1,4 +1,4 @@
-"""Provides the barriers, as functions."""
+"""Provides the barriers, as a method of a group and as functions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,40 @@ from typing import TYPE_CHECKING
 
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
+from torsh_runtime.comm.members import Members
 from torsh_runtime.comm.timeouts import Timeout, seconds
 
 if TYPE_CHECKING:
     from torsh_runtime.comm.group import ProcessGroup
+
+
+class Barriers(Members):
+    """Provides the barrier of a group; see ProcessGroup."""
+
+    _timeout: float
+
+    def barrier(self, async_op: bool = False, timeout: float | None = None) -> Work:
+        """Wait until every rank has called it.
+
+        Args:
+            async_op: Whether to return a Work at once, which is done when every rank has come.
+            timeout: Seconds that this may take; None is the group's timeout.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            tr.group.WORLD.barrier(timeout=600)  # seconds
+            ```
+        """
+        seconds = self._timeout if timeout is None else timeout
+        return self._backend.barrier(seconds, async_op)
 
 
 def barrier(

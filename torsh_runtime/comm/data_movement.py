@@ -1,4 +1,4 @@
-"""Provides the collectives that copy arrays between ranks, as functions."""
+"""Provides the collectives that copy arrays between all ranks; see `reductions` for arguments."""
 
 from __future__ import annotations
 
@@ -7,60 +7,146 @@ from typing import TYPE_CHECKING
 
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
-from torsh_runtime.comm.roots import root_rank
+from torsh_runtime.comm.members import Members
 from torsh_runtime.comm.splitting import cut
 
 if TYPE_CHECKING:
     from torsh_runtime.comm.group import ProcessGroup
 
 
-def broadcast(
-    tensor: object,
-    src: int | None = None,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> Work | None:
-    """Copy rank src's `tensor` into the tensors of all other ranks.
+class DataMovement(Members):
+    """Provides the copies between all ranks of a group; see ProcessGroup."""
 
-    Args:
-        tensor: The array to send or to fill, with the same number of elements and dtype on all
-            ranks.
-        src: The rank that sends, as one of the default group.
-        group: The process group; None is the default group.
-        async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
-            operation until the Work is done.
-        group_src: That rank as one of `group`, instead of `src`.
+    _timeout: float
 
-    Returns:
-        With `async_op` a Work, whose result is `[tensor]`; otherwise None, when `tensor` may be
-            used.
+    def all_gather_into_tensor(
+        self, output_tensor: object, input_tensor: object, async_op: bool = False
+    ) -> Work:
+        """Gather the inputs of all ranks, in order of rank, into one array.
 
-    Raises:
-        TypeError: If `tensor` is no array.
-        ValueError: If not exactly one of `src` and `group_src` is given, if it names no rank of the
-            group, or if `tensor` is read-only where it is to be filled.
-        ConfigError: If there is no default group, or if this process is not in `group`.
-        CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted, from
-            this call or from the Work's `wait()`. The group cannot be used afterwards.
+        Args:
+            output_tensor: The array to fill, with world_size times as many elements as
+                `input_tensor`.
+            input_tensor: This rank's part, of the same size and dtype on all ranks.
+            async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+                operation until the Work is done.
 
-    Example:
-        ```python
-        weights = np.random.rand(10) if tr.get_rank() == 0 else np.empty(10)
-        tr.broadcast(weights, src=0)
-        ```
-    """
-    group = group or default_group()
-    # Not by group.broadcast: each call more costs a tenth of what a small broadcast takes.
-    try:
-        if group_src is None:
-            root = group._places[src]
-        else:
-            root = group._member(root_rank(group, src, group_src, "src"))
-    except (KeyError, TypeError):
-        root = root_rank(group, src, None, "src")  # says what is wrong with src
-    work = group._backend.broadcast(tensor, root, group._timeout, async_op)
-    return work.giving((tensor,)) if async_op else None
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If an argument is no array.
+            ValueError: If the sizes or dtypes do not fit together, or if the output is read-only.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            rows = np.empty((group.world_size, 2))
+            group.all_gather_into_tensor(rows, np.array([group.rank, 1.0]))
+            ```
+        """
+        return self._backend.all_gather(output_tensor, input_tensor, self._timeout, async_op)
+
+    def all_gather(
+        self, tensor_list: Sequence[object], tensor: object, async_op: bool = False
+    ) -> Work:
+        """Copy rank r's `tensor` into tensor_list[r], for each r.
+
+        Args:
+            tensor_list: An array for each rank, in order of rank. Their sizes may differ, but that
+                of element r must be that of rank r's `tensor`.
+            tensor: This rank's array.
+            async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+                operation until the Work is done.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If an argument is no array.
+            ValueError: If there is not one output for each rank, or if sizes or dtypes do not fit
+                together.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            ranks = [np.empty(1, np.int64) for _ in range(group.world_size)]
+            group.all_gather(ranks, np.array([group.rank]))
+            ```
+        """
+        outputs = self._one_per_rank("tensor_list", tensor_list)
+        return self._backend.all_gather(outputs, tensor, self._timeout, async_op)
+
+    def all_to_all_single(self, output: object, input: object, async_op: bool = False) -> Work:
+        """Send part r of `input` to rank r, and put what rank r sent into part r of `output`.
+
+        Args:
+            output: The array to fill, of world_size equal parts.
+            input: The array to send, of world_size equal parts.
+            async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+                operation until the Work is done.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If an argument is no array.
+            ValueError: If the arrays have no such parts, if their sizes or dtypes differ, or if the
+                output is read-only.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            tokens = np.arange(2 * group.world_size)
+            group.all_to_all_single(received := np.empty_like(tokens), tokens)
+            ```
+        """
+        return self._backend.all_to_all(output, input, self._timeout, async_op)
+
+    def all_to_all(
+        self,
+        output_tensor_list: Sequence[object],
+        input_tensor_list: Sequence[object],
+        async_op: bool = False,
+    ) -> Work:
+        """Send input_tensor_list[r] to rank r's output_tensor_list[own rank].
+
+        Args:
+            output_tensor_list: An array to fill for each rank, in order of rank. Sizes may differ.
+            input_tensor_list: An array to send to each rank, in order of rank.
+            async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+                operation until the Work is done.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If an argument is no array.
+            ValueError: If there is not one array for each rank, or if sizes or dtypes do not fit
+                together.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            sent = [np.array([group.rank, r]) for r in range(group.world_size)]
+            group.all_to_all(received := [np.empty(2, np.int64) for _ in sent], sent)
+            ```
+        """
+        outputs = self._one_per_rank("output_tensor_list", output_tensor_list)
+        inputs = self._one_per_rank("input_tensor_list", input_tensor_list)
+        return self._backend.all_to_all(outputs, inputs, self._timeout, async_op)
 
 
 def all_gather(
@@ -141,97 +227,6 @@ def all_gather_into_tensor(
 
 
 all_gather_single = all_gather_into_tensor
-
-
-def gather(
-    tensor: object,
-    gather_list: Sequence[object] | None = None,
-    dst: int | None = None,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-    group_dst: int | None = None,
-) -> Work | None:
-    """Copy rank r's `tensor` into rank dst's gather_list[r], for each r.
-
-    Args:
-        tensor: This rank's array; sizes may differ from rank to rank.
-        gather_list: On rank dst an array for each rank, in order of rank, of the sizes of their
-            tensors; None on the other ranks.
-        dst: The rank that gets the arrays, as one of the default group; 0 without `group_dst`.
-        group: The process group; None is the default group.
-        async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
-            operation until the Work is done.
-        group_dst: That rank as one of `group`, instead of `dst`.
-
-    Returns:
-        With `async_op` a Work, whose result is `gather_list` (empty on the other ranks); otherwise
-            None, when this rank's part is done.
-
-    Raises:
-        TypeError: If an argument is no array.
-        ValueError: If both `dst` and `group_dst` are given or the rank is not in the group, if
-            `gather_list` has not one array for each rank or is given on a different rank, or if
-            sizes or dtypes do not fit together.
-        ConfigError: If there is no default group, or if this process is not in `group`.
-        CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted, from
-            this call or from the Work's `wait()`. The group cannot be used afterwards.
-
-    Example:
-        ```python
-        own, is_root = np.array([tr.get_rank()]), tr.get_rank() == 0
-        rows = [np.empty_like(own) for _ in range(tr.get_world_size())] if is_root else None
-        tr.gather(own, rows, dst=0)
-        ```
-    """
-    group = group or default_group()
-    work = group.gather(tensor, gather_list, root_rank(group, dst, group_dst, "dst", 0), async_op)
-    return work.giving(gather_list or ()) if async_op else None
-
-
-def scatter(
-    tensor: object,
-    scatter_list: Sequence[object] | None = None,
-    src: int | None = None,
-    group: ProcessGroup | None = None,
-    async_op: bool = False,
-    group_src: int | None = None,
-) -> Work | None:
-    """Copy rank src's scatter_list[r] into rank r's `tensor`, for each r.
-
-    Args:
-        tensor: The array to fill; sizes may differ from rank to rank.
-        scatter_list: On rank src an array for each rank, in order of rank, of the sizes of their
-            tensors; None on the other ranks.
-        src: The rank that sends, as one of the default group; 0 without `group_src`.
-        group: The process group; None is the default group.
-        async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
-            operation until the Work is done.
-        group_src: That rank as one of `group`, instead of `src`.
-
-    Returns:
-        With `async_op` a Work, whose result is `[tensor]`; otherwise None, when `tensor` may be
-            used.
-
-    Raises:
-        TypeError: If an argument is no array.
-        ValueError: If both `src` and `group_src` are given or the rank is not in the group, if
-            `scatter_list` has not one array for each rank or is given on a different rank, or if
-            sizes or dtypes do not fit together.
-        ConfigError: If there is no default group, or if this process is not in `group`.
-        CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted, from
-            this call or from the Work's `wait()`. The group cannot be used afterwards.
-
-    Example:
-        ```python
-        part = np.empty(2)
-        rows = np.arange(2.0 * tr.get_world_size()).reshape(-1, 2)
-        tr.scatter(part, list(rows) if tr.get_rank() == 0 else None, src=0)
-        ```
-    """
-    group = group or default_group()
-    root = root_rank(group, src, group_src, "src", 0)
-    work = group.scatter(tensor, scatter_list, root, async_op)
-    return work.giving((tensor,)) if async_op else None
 
 
 def all_to_all(

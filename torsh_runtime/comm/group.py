@@ -13,9 +13,12 @@ from torsh_runtime.backends.intercepting import seen
 from torsh_runtime.backends.reconfiguration import Reconfiguration, Unmet, check_plan
 from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import Work
-from torsh_runtime.comm.collectives import Collectives
+from torsh_runtime.comm.barriers import Barriers
+from torsh_runtime.comm.data_movement import DataMovement
 from torsh_runtime.comm.keys import own_keys
 from torsh_runtime.comm.point_to_point import PointToPoint
+from torsh_runtime.comm.reductions import Reductions
+from torsh_runtime.comm.rooted import Rooted
 from torsh_runtime.comm.timeouts import Timeout, seconds
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.monitoring.calls import own_calls
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from torsh_runtime.store.user import Store
 
 
-class ProcessGroup(Collectives, PointToPoint):
+class ProcessGroup(Reductions, DataMovement, Rooted, Barriers, PointToPoint):
     """Carries out collectives and messages among its ranks, over one backend.
 
     See Backend for what arrays may be and what may be raised. Ranks in these methods are the

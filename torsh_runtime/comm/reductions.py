@@ -1,11 +1,11 @@
-"""Provides the collectives that reduce, as functions.
+"""Provides the collectives that reduce, as methods of a group and as functions.
 
-The functions here and in `data_movement` and `barriers` have torch.distributed's names, argument
-order and defaults. `group=None` means the default group, which `init_process_group` made. `src` and
-`dst` are ranks of the default group, `group_src` and `group_dst` the group's own: give one of the
-two. With `async_op=True` a call returns a Work at once and the arrays are the operation's until
-that is done; otherwise it returns None when the operation is complete. Examples in docstrings
-assume `import numpy as np` and `import torsh_runtime as tr`.
+The functions here and in `data_movement`, `rooted` and `barriers` have torch.distributed's names,
+argument order and defaults. `group=None` means the default group, which `init_process_group` made.
+`src` and `dst` are ranks of the default group, `group_src` and `group_dst` the group's own: give
+one of the two. With `async_op=True` a call returns a Work at once and the arrays are the
+operation's until that is done; otherwise it returns None when the operation is complete. Examples
+in docstrings assume `import numpy as np` and `import torsh_runtime as tr`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,143 @@ from typing import TYPE_CHECKING
 from torsh_runtime.backends.operation import PremulSum, Reduce, ReduceOp
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
+from torsh_runtime.comm.members import Members
 from torsh_runtime.comm.roots import root_rank
 
 if TYPE_CHECKING:
     from torsh_runtime.comm.group import ProcessGroup
+
+
+class Reductions(Members):
+    """Provides the reductions of a group; see ProcessGroup."""
+
+    _timeout: float
+
+    def all_reduce(self, tensor: object, op: Reduce = ReduceOp.SUM, async_op: bool = False) -> Work:
+        """Reduce `tensor` in place over all ranks.
+
+        All ranks give the same number of elements and the same dtype, and get identical bits.
+
+        Args:
+            tensor: The array to reduce, of any shape.
+            op: The reduction: a ReduceOp, or premul_sum(factor).
+            async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+                operation until the Work is done.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If `tensor` is no array, or if `op` is not defined for its dtype.
+            ValueError: If `tensor` is read-only.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.new_group([0, 1])
+            if group.rank >= 0:
+                group.all_reduce(gradient, tr.ReduceOp.AVG)
+            ```
+        """
+        return self._backend.all_reduce(tensor, op, self._timeout, async_op)
+
+    def reduce(
+        self, tensor: object, dst: int, op: Reduce = ReduceOp.SUM, async_op: bool = False
+    ) -> Work:
+        """Reduce over all ranks into rank dst's `tensor`; the others' keep their contents.
+
+        Args:
+            tensor: The array to reduce, with the same number of elements and dtype on all ranks.
+            dst: The rank in the group that gets the result.
+            op: The reduction: a ReduceOp, or premul_sum(factor).
+            async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+                operation until the Work is done.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If `tensor` is no array, or if `op` is not defined for its dtype.
+            ValueError: If `dst` is not a rank of the group.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group = tr.group.WORLD
+            group.reduce(loss, dst=0, op=tr.ReduceOp.AVG)
+            ```
+        """
+        return self._backend.reduce(tensor, self._member(dst), op, self._timeout, async_op)
+
+    def reduce_scatter_tensor(
+        self, output: object, input: object, op: Reduce = ReduceOp.SUM, async_op: bool = False
+    ) -> Work:
+        """Reduce the inputs of all ranks; rank r gets part r of the result.
+
+        Args:
+            output: The array for this rank's part.
+            input: The array to reduce, with world_size times as many elements as `output`.
+            op: The reduction: a ReduceOp, or premul_sum(factor).
+            async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+                operation until the Work is done.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If an argument is no array, or if `op` is not defined for its dtype.
+            ValueError: If the sizes or dtypes do not fit together, or if the output is read-only.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group, own = tr.group.WORLD, np.empty(4, np.float32)
+            group.reduce_scatter_tensor(own, np.ones(4 * group.world_size, np.float32))
+            ```
+        """
+        return self._backend.reduce_scatter(output, input, op, self._timeout, async_op)
+
+    def reduce_scatter(
+        self,
+        output: object,
+        input_list: Sequence[object],
+        op: Reduce = ReduceOp.SUM,
+        async_op: bool = False,
+    ) -> Work:
+        """Reduce input_list[r] of all ranks into rank r's output; sizes may differ with r.
+
+        Args:
+            output: The array for this rank's part.
+            input_list: An array for each rank, in order of rank.
+            op: The reduction: a ReduceOp, or premul_sum(factor).
+            async_op: Whether to return a Work at once instead of waiting. The arrays belong to the
+                operation until the Work is done.
+
+        Returns:
+            A Work, which is complete already unless `async_op` is given.
+
+        Raises:
+            TypeError: If an argument is no array, or if `op` is not defined for its dtype.
+            ValueError: If there is not one input for each rank, or if sizes or dtypes do not fit
+                together.
+            ConfigError: If this process is not in the group.
+            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
+                from this call or from the Work's `wait()`. The group cannot be used afterwards.
+
+        Example:
+            ```python
+            group, own = tr.group.WORLD, np.empty(4)
+            group.reduce_scatter(own, [np.ones(4) for _ in range(group.world_size)])
+            ```
+        """
+        inputs = self._one_per_rank("input_list", input_list)
+        return self._backend.reduce_scatter(output, inputs, op, self._timeout, async_op)
 
 
 def premul_sum(factor: float) -> PremulSum:
