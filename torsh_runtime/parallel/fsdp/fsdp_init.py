@@ -22,9 +22,9 @@ from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy, precision_of
 from torsh_runtime.parallel.fsdp.device_storage import DeviceStorage
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
-from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy
+from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.node_storage import Nodes, NodeStorage, _by_node, nodes_of
+from torsh_runtime.parallel.fsdp.node_storage import Nodes, NodeStorage, by_node, nodes_of
 from torsh_runtime.parallel.fsdp.offloaded_storage import OffloadedStorage
 from torsh_runtime.parallel.fsdp.storage import CommonStorage, GatheredStorage, ReplicatedStorage
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
@@ -45,7 +45,7 @@ def groups_of(given: Any, strategy: object) -> tuple[Any, Any]:
     if isinstance(given, tuple | list) and len(given) == 2:
         return given[0], given[1]
     if given is None:
-        return _by_node(group_of(None))
+        return by_node(group_of(None))
     raise ConfigError(
         "sharding_strategy 'hybrid' takes process_group=(those to shard over, those with the same "
         "part), or a DeviceMesh of two axes, replicas first; None shards in each node"
@@ -267,22 +267,23 @@ class UnitMaker:
         precision = precision_of(dtype, self._config.mixed_precision)
         if is_replicated:
             flat = FlatParameter(named, precision, 1, 0)
-            return flat, ReplicatedStorage(framework, flat, group, self._ledger)
+            return flat, ReplicatedStorage(Stored(framework, flat, group, self._ledger))
         is_on_host = has_host_memory(named[0][1])
         flat = FlatParameter(
             named, precision, group.world_size, group.rank, wants_even=not is_on_host
         )
+        stored = Stored(framework, flat, group, self._ledger)
         if not is_on_host:
             kind = OffloadedStorage if self._config.offloads else DeviceStorage
-            return flat, kind(framework, flat, group, self._ledger)
+            return flat, kind(stored)
         whole = None
         if group is self._group or self._group.is_in_node:  # for all meet, or none
             whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
-            return flat, CommonStorage(framework, flat, group, self._ledger, whole)
+            return flat, CommonStorage(stored, whole)
         if self._nodes is not None and group is self._group:
-            return flat, NodeStorage(framework, flat, group, self._ledger, self._nodes)
-        return flat, GatheredStorage(framework, flat, group, self._ledger)
+            return flat, NodeStorage(stored, self._nodes)
+        return flat, GatheredStorage(stored)
 
 
 def has_host_memory(parameter: Any) -> bool:

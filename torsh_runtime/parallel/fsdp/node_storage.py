@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 from torsh_runtime.arrays.pages import give_back
@@ -14,12 +14,11 @@ from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.subgroups import split_group
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Framework
 from torsh_runtime.framework.models import (
     common_memory,
 )
-from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param import Stored
 from torsh_runtime.parallel.fsdp.storage import GatheredStorage
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.regions.arrays import copied
@@ -64,22 +63,15 @@ class NodeStorage(GatheredStorage):
 
     is_common = True
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-        nodes: Nodes,
-    ) -> None:
+    def __init__(self, stored: Stored, nodes: Nodes) -> None:
         self._nodes = nodes
-        super().__init__(framework, flat, group, ledger)
+        super().__init__(stored)
         self._shares = [self._parts[members[nodes.here.rank]] for members in nodes.members]
         self._is_published = True
         nodes.meet()
 
-    def remade(self, flat: FlatParameter) -> NodeStorage:
-        return NodeStorage(self._framework, flat, self._group, self.ledger, self._nodes)
+    def remade(self, flat: FlatParameter) -> Self:
+        return type(self)(self._described(flat), self._nodes)
 
     def publish(self) -> None:
         self._is_published = True
@@ -160,7 +152,7 @@ def _found_nodes(group: ProcessGroup) -> Nodes | None:
     return Nodes(here, likes, members) if here.is_in_node else None
 
 
-def _by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
+def by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
     members = _members(group)
     if len({len(each) for each in members}) > 1:
         raise ConfigError(

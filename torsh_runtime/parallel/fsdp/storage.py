@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.framework import Framework, Values
+from torsh_runtime.framework import Values
 from torsh_runtime.framework.models import common_memory
 from torsh_runtime.layout import even_cuts
-from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
-from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy
+from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
 from torsh_runtime.parallel.regions.arrays import copied
 
 
@@ -27,15 +25,9 @@ class CommonStorage(StorageStrategy):
 
     is_common = reduces_each = averages_late = True
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-        whole: Any,
-    ) -> None:
-        super().__init__(framework, flat, group, ledger)
+    def __init__(self, stored: Stored, whole: Any) -> None:
+        super().__init__(stored)
+        flat = self._flat
         self.whole = whole
         self.shard = self._own = whole[flat.start : flat.end]
         self._count(flat.own_size, self._precision.computed)
@@ -44,10 +36,9 @@ class CommonStorage(StorageStrategy):
             self._count(flat.own_size, self._precision.own)
         self._unsettled: dict[int, bool] = {}
 
-    def remade(self, flat: FlatParameter) -> CommonStorage:
-        like, dtype = self._flat.parameters[0], self._precision.computed
-        whole = common_memory(like, flat.size, self._group, dtype)
-        return CommonStorage(self._framework, flat, self._group, self.ledger, whole)
+    def remade(self, flat: FlatParameter) -> Self:
+        whole = common_memory(self._like, flat.size, self._group, self._precision.computed)
+        return type(self)(self._described(flat), whole)
 
     def publish(self) -> None:
         if self.shard is not self._own:
@@ -112,27 +103,18 @@ class CommonStorage(StorageStrategy):
 class GatheredStorage(StorageStrategy):
     """Gathers the flat parameter on each rank when it is needed, over any connection."""
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-    ) -> None:
-        super().__init__(framework, flat, group, ledger)
+    def __init__(self, stored: Stored) -> None:
+        super().__init__(stored)
         self.whole = self._make_whole()
         self.shard = self._make_shard()
-        self._parts = flat.parts(self.whole)
+        self._parts = self._flat.parts(self.whole)
         self._is_here = True
         self._gathering: Any = None
         self._staged: Any = None
         self._came: set[int] = set()
         self._reducing: list[tuple[Any, Any, bool, Any]] = []
         self._count(self._whole_size, self._precision.computed)
-        self._count(flat.own_size, self._precision.own)
-
-    def remade(self, flat: FlatParameter) -> GatheredStorage:
-        return type(self)(self._framework, flat, self._group, self.ledger)
+        self._count(self._flat.own_size, self._precision.own)
 
     def publish(self) -> None:
         """Do nothing, because it is gathered anew each time."""
@@ -255,19 +237,14 @@ class GatheredStorage(StorageStrategy):
 class ReplicatedStorage(GatheredStorage):
     """Keeps all of a flat parameter on every rank."""
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-    ) -> None:
-        StorageStrategy.__init__(self, framework, flat, group, ledger)
-        self.whole = self.shard = self._new(flat.size, self._precision.computed)
-        self._count(flat.size, self._precision.computed)
-        if self._precision.own != self._precision.computed:
-            self.shard = self._new(flat.size, self._precision.own)
-            self._count(flat.size, self._precision.own)
+    def __init__(self, stored: Stored) -> None:
+        StorageStrategy.__init__(self, stored)
+        size, dtypes = self._flat.size, self._precision
+        self.whole = self.shard = self._new(size, dtypes.computed)
+        self._count(size, dtypes.computed)
+        if dtypes.own != dtypes.computed:
+            self.shard = self._new(size, dtypes.own)
+            self._count(size, dtypes.own)
         self._staged: Any = None
         self._came: set[int] = set()
         self._reducing: list[tuple[Any, Any, bool, Any]] = []
