@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks import machine
+from benchmarks.processes import INTERRUPTED
 from benchmarks.samples import Row
 from benchmarks.sizes import format_size
 
@@ -60,6 +64,23 @@ def all_pass(found: Iterable[Check]) -> bool:
     """Return whether at least one bar applied and every check passed."""
     verdicts = [check.passed for check in found]
     return bool(verdicts) and all(verdicts)
+
+
+def conclude(
+    options: argparse.Namespace,
+    found: Sequence[Check],
+    record: Mapping[str, object] | None = None,
+    interrupted: bool = False,
+) -> int:
+    """Write the record if --json asks for it, print the bars if --bars does, and return the exit
+    status."""
+    if record is not None and options.json:
+        whole = {"machine": machine.describe(), **record}
+        options.json.write_text(json.dumps(whole, indent=1) + "\n")
+    if options.bars:
+        print("\n" + summary(found))
+    failed = options.bars and not all_pass(found)
+    return INTERRUPTED if interrupted else int(failed)
 
 
 def _verdict(found: list[Check]) -> str:

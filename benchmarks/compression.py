@@ -9,7 +9,6 @@ codec alone, without waiting. The bytes are those of each of several ranks, whic
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import secrets
 import sys
@@ -24,9 +23,8 @@ import numpy as np
 if not __package__:  # torsh_runtime is the installed one, not the source tree beside this folder
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
-from benchmarks import bars, machine, session, timing
+from benchmarks import bars, session, timing
 from benchmarks.bars import Check
-from benchmarks.processes import INTERRUPTED
 from benchmarks.table import render
 from torsh_runtime.backends.native.backend import NativeBackend
 from torsh_runtime.backends.single import SingleBackend
@@ -182,14 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"a bucket of {size / 1e6:.1f} MB, {options.ranks} ranks; dense and compressed over")
     print(f"{options.mbit:g} Mbit/s are calculated from codec and bytes")
     print(report(figures, options.mbit))
-    if options.json:
-        record = {"machine": machine.describe(), "figures": [asdict(f) for f in figures]}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
-    found = checks(figures)
-    if options.bars:
-        print("\n" + bars.summary(found))
-    failed = options.bars and not bars.all_pass(found)
-    return INTERRUPTED if interrupted else 1 if failed else 0
+    record = {"figures": [asdict(figure) for figure in figures]}
+    return bars.conclude(options, checks(figures), record, interrupted)
 
 
 if __name__ == "__main__":

@@ -113,9 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UnavailableError, RunError) as error:
         say(str(error))
         return 1
-    if options.bars:
-        print("\n" + bars.summary(checks))
-    return 1 if options.bars and not bars.all_pass(checks) else 0
+    return bars.conclude(options, checks)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ memcpy of such a buffer. A compiler that does not vectorise a kernel makes it ma
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -24,9 +23,8 @@ import numpy as np
 if not __package__:  # torsh_runtime is the installed one, not the source tree beside this folder
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
-from benchmarks import bars, machine, session
+from benchmarks import bars, session
 from benchmarks.bars import Check
-from benchmarks.processes import INTERRUPTED
 from benchmarks.table import render
 from torsh_runtime.backends.native.compiled import _native
 from torsh_runtime.enumerations import DTYPES, REDUCTIONS
@@ -149,14 +147,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupted = True
     print(f"{options.sources} buffers of {options.kib} KiB into another; GB/s of what is read")
     print(report(figures))
-    if options.json:
-        record = {"machine": machine.describe(), "figures": [asdict(f) for f in figures]}
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
-    found = checks(figures)
-    if options.bars:
-        print("\n" + bars.summary(found))
-    failed = options.bars and not bars.all_pass(found)
-    return INTERRUPTED if interrupted else 1 if failed else 0
+    record = {"figures": [asdict(figure) for figure in figures]}
+    return bars.conclude(options, checks(figures), record, interrupted)
 
 
 if __name__ == "__main__":

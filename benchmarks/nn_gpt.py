@@ -10,7 +10,6 @@ of the machine affects both.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -33,9 +32,8 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
 import train_gpt
 
-from benchmarks import bars, machine, session
+from benchmarks import bars, session
 from benchmarks.bars import Check
-from benchmarks.processes import INTERRUPTED
 from benchmarks.table import render
 
 MOST_TIMES_TORCH = 1.5
@@ -212,18 +210,12 @@ def _report(
     found = checks(rounds, difference)
     for check in found:
         print(f"{check.what}: {check.value:.3g}" if check.value is not None else check.what)
-    if options.json:
-        record = {
-            "machine": machine.describe(),
-            "versions": {"numpy": numpy.__version__, "torch": torch.__version__},
-            "rounds": [asdict(each) for each in rounds],
-            "loss_difference": difference,
-        }
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
-    if options.bars:
-        print("\n" + bars.summary(found))
-    failed = options.bars and not bars.all_pass(found)
-    return INTERRUPTED if interrupted else 1 if failed else 0
+    record = {
+        "versions": {"numpy": numpy.__version__, "torch": torch.__version__},
+        "rounds": [asdict(each) for each in rounds],
+        "loss_difference": difference,
+    }
+    return bars.conclude(options, found, record, interrupted)
 
 
 if __name__ == "__main__":

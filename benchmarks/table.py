@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from benchmarks.samples import NO_COMMON, OURS, Row
+from benchmarks.samples import NO_COMMON, OURS, Cell, Row
 from benchmarks.sizes import bus_factor, format_size
 
 MISSING = "-"
@@ -40,10 +40,32 @@ def medians(rows: Iterable[Row], libraries: Sequence[str], ratios: Ratios) -> st
 def _line(row: Row, libraries: Sequence[str], ratios: Ratios) -> list[str]:
     cells = [row.cells.get(library) for library in libraries]
     times = [microseconds(cell.median_us) if cell else MISSING for cell in cells]
-    runs = "/".join(str(cell.runs) if cell else "0" for cell in cells)
     place = [row.case.place, format_size(row.nbytes)]
     found = [ratio(value(row)) for value in ratios.values()]
-    return [*place, *times, *found, bus_bandwidth(row), row.state, runs]
+    return [*place, *times, *found, bus_bandwidth(row), row.state, _runs(cells)]
+
+
+def step_times(
+    first: str,
+    rows: Iterable[Row],
+    libraries: Sequence[str],
+    pairs: Mapping[str, tuple[str, str]],
+    digits: int,
+) -> str:
+    """Return a table of milliseconds by operation, whose title is `first`, and of ratios of pairs
+    of libraries."""
+    header = [first, *(f"{library} ms" for library in libraries), *pairs, "state", "runs"]
+    body = []
+    for row in rows:
+        cells = [row.cells.get(library) for library in libraries]
+        times = [f"{cell.median_us / 1e3:.{digits}f}" if cell else MISSING for cell in cells]
+        ratios = [ratio(row.ratio(*pair)) for pair in pairs.values()]
+        body.append([row.case.operation, *times, *ratios, row.state, _runs(cells)])
+    return render(header, body)
+
+
+def _runs(cells: Iterable[Cell | None]) -> str:
+    return "/".join(str(cell.runs) if cell else "0" for cell in cells)
 
 
 def bus_bandwidth(row: Row) -> str:

@@ -26,7 +26,7 @@ from benchmarks.peers import GLOO, HERE, SPAWN, Peer
 from benchmarks.processes import interrupt_on_term
 from benchmarks.rounds import Rounds
 from benchmarks.samples import Case, Row, Sample
-from benchmarks.table import MISSING, ratio, render
+from benchmarks.table import step_times
 from benchmarks.torch_steps import AS_FOUND, BARE, OWN, TUNED, compare_losses
 
 ONE = "one"
@@ -100,21 +100,12 @@ def report(rows: Sequence[Row], samples: Sequence[Sample], names: Sequence[str])
     Raises WrongResultError if the losses are not those of the whole model.
     """
     compare_losses(samples)
-    header = ["step of", *(f"{name} ms" for name in names)]
     print("\nms of one step: the worst rank's median, over the runs")
-    print(render([*header, *_RATIOS, "state", "runs"], [_line(row, names) for row in rows]))
+    print(step_times("step of", rows, names, _RATIOS, 2))
     print(
         "bare: the same parts, without communication; one: the whole, with a thread for each rank"
     )
     return [check for row in rows for check in checks(row)]
-
-
-def _line(row: Row, names: Sequence[str]) -> list[str]:
-    cells = [row.cells.get(name) for name in names]
-    times = [f"{cell.median_us / 1e3:.2f}" if cell else MISSING for cell in cells]
-    ratios = [ratio(row.ratio(*pair)) for pair in _RATIOS.values()]
-    runs = "/".join(str(cell.runs) if cell else "0" for cell in cells)
-    return [row.case.operation, *times, *ratios, row.state, runs]
 
 
 def checks(row: Row) -> list[Check]:

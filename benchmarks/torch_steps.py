@@ -32,7 +32,7 @@ from benchmarks.peers import GLOO, HERE, SPAWN, Peer
 from benchmarks.processes import interrupt_on_term
 from benchmarks.rounds import Rounds, WrongResultError
 from benchmarks.samples import Case, Row, Sample
-from benchmarks.table import MISSING, ratio, render
+from benchmarks.table import step_times
 
 TUNED = {
     "MALLOC_MMAP_THRESHOLD_": str(2**31 - 1),
@@ -158,19 +158,10 @@ def report(rows: Sequence[Row], samples: Sequence[Sample], names: Sequence[str])
     Raises WrongResultError if torsh's losses differ from Gloo's.
     """
     compare_losses(samples)
-    header = ["model", *(f"{name} ms" for name in names)]
     print("\nms of one step: the worst rank's median, over the runs")
-    print(render([*header, *_RATIOS, "state", "runs"], [_line(row, names) for row in rows]))
+    print(step_times("model", rows, names, _RATIOS, 1))
     print("torsh tunes the allocator by itself; tuned: the others with the same settings")
     return [check for row in rows for check in checks(row)]
-
-
-def _line(row: Row, names: Sequence[str]) -> list[str]:
-    cells = [row.cells.get(name) for name in names]
-    times = [f"{cell.median_us / 1e3:.1f}" if cell else MISSING for cell in cells]
-    ratios = [ratio(row.ratio(*pair)) for pair in _RATIOS.values()]
-    runs = "/".join(str(cell.runs) if cell else "0" for cell in cells)
-    return [row.case.operation, *times, *ratios, row.state, runs]
 
 
 def checks(row: Row) -> list[Check]:

@@ -46,6 +46,9 @@ PACKAGES = ("checkpoint", "compression", "elastic", "monitoring", "nn", "optim",
 GROUPS = ("comm.group", "comm.groups", "comm.subgroups", "comm.launched", "comm.non_member")
 """Modules of comm/ whose names are about process groups."""
 
+OF_SEVERAL = ("ProcessGroup", "DeviceMesh", "Store", "nn.Module")
+"""Classes whose methods stand in several files, by kind: in bases that programs never name."""
+
 
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
 
@@ -191,14 +194,18 @@ def reference_pages() -> Iterator[tuple[str, str]]:
     yield "index", index_of(names)
     for page, (title, _) in REFERENCE.items():
         listed = sorted(names[page], key=str.lower)
-        entries = "\n\n".join(f"::: torsh_runtime.{name}" for name in listed)
+        entries = "\n\n".join(map(entry_of, listed))
         yield page, f"# {title}\n\n{entries}\n"
     for package in PACKAGES:
-        parts = "\n\n".join(
-            f"::: torsh_runtime.{package}.{name}" for name in package_names(package)
-        )
+        parts = "\n\n".join(entry_of(f"{package}.{name}") for name in package_names(package))
         head = f"# torsh_runtime.{package}\n\n::: torsh_runtime.{package}\n    options:\n"
         yield package, f"{head}      members: false\n      show_root_heading: false\n\n{parts}\n"
+
+
+def entry_of(name: str) -> str:
+    """Return what the reference page says of a name, for the generator to fill in."""
+    entry = f"::: torsh_runtime.{name}"
+    return f"{entry}\n    options:\n      inherited_members: true" if name in OF_SEVERAL else entry
 
 
 def index_of(names: dict[str, list[str]]) -> str:

@@ -37,13 +37,9 @@ from torsh_runtime.checkpoint.state_dicts import (
     set_optimizer_state_dict as set_optimizer_state_dict,
     whole_state_dict as whole_state_dict,
 )
-from torsh_runtime.comm.out_of_place import (
-    all_reduce_into as all_reduce_into,
-    exscan as exscan,
-    exscan_into as exscan_into,
-    reduce_into as reduce_into,
-    scan as scan,
-    scan_into as scan_into,
+from torsh_runtime.comm.barriers import (
+    barrier as barrier,
+    monitored_barrier as monitored_barrier,
 )
 from torsh_runtime.comm.choosing import (
     get_default_backend_for_device as get_default_backend_for_device,
@@ -55,25 +51,14 @@ from torsh_runtime.comm.coalescing import (
     all_reduce_coalesced as all_reduce_coalesced,
     coalesce as coalesce,
 )
-from torsh_runtime.comm.exchanging import sendrecv as sendrecv
-from torsh_runtime.comm.functional import (
+from torsh_runtime.comm.data_movement import (
     all_gather as all_gather,
     all_gather_into_tensor as all_gather_into_tensor,
     all_gather_single as all_gather_single,
-    all_reduce as all_reduce,
     all_to_all as all_to_all,
     all_to_all_single as all_to_all_single,
-    barrier as barrier,
-    broadcast as broadcast,
-    gather as gather,
-    monitored_barrier as monitored_barrier,
-    premul_sum as premul_sum,
-    reduce as reduce,
-    reduce_scatter as reduce_scatter,
-    reduce_scatter_single as reduce_scatter_single,
-    reduce_scatter_tensor as reduce_scatter_tensor,
-    scatter as scatter,
 )
+from torsh_runtime.comm.exchanging import sendrecv as sendrecv
 from torsh_runtime.comm.group import ProcessGroup as ProcessGroup
 from torsh_runtime.comm.groups import (
     get_backend as get_backend,
@@ -119,10 +104,31 @@ from torsh_runtime.comm.objects import (
     scatter_object_list as scatter_object_list,
     send_object_list as send_object_list,
 )
+from torsh_runtime.comm.out_of_place import (
+    all_reduce_into as all_reduce_into,
+    exscan as exscan,
+    exscan_into as exscan_into,
+    reduce_into as reduce_into,
+    scan as scan,
+    scan_into as scan_into,
+)
 from torsh_runtime.comm.persistent import (
     Persistent as Persistent,
     persistent as persistent,
     start_all as start_all,
+)
+from torsh_runtime.comm.reductions import (
+    all_reduce as all_reduce,
+    premul_sum as premul_sum,
+    reduce as reduce,
+    reduce_scatter as reduce_scatter,
+    reduce_scatter_single as reduce_scatter_single,
+    reduce_scatter_tensor as reduce_scatter_tensor,
+)
+from torsh_runtime.comm.rooted import (
+    broadcast as broadcast,
+    gather as gather,
+    scatter as scatter,
 )
 from torsh_runtime.comm.shared import empty_shared as empty_shared
 from torsh_runtime.comm.splitting import parts as parts
@@ -156,16 +162,16 @@ from torsh_runtime.layout import (
     Shard as Shard,
     TensorLayout as TensorLayout,
 )
-from torsh_runtime.mesh.mesh import (
-    DeviceMesh as DeviceMesh,
-    init_device_mesh as init_device_mesh,
+from torsh_runtime.mesh.creation import init_device_mesh as init_device_mesh
+from torsh_runtime.mesh.mesh import DeviceMesh as DeviceMesh
+from torsh_runtime.mesh.three_dimensional_ranks import (
+    ProcessGroupIds as ProcessGroupIds,
+    RankMapping as RankMapping,
+    ThreeDParallelismConfig as ThreeDParallelismConfig,
 )
 from torsh_runtime.mesh.three_dimensions import (
     CommunicationStats as CommunicationStats,
-    ProcessGroupIds as ProcessGroupIds,
     ProcessGroupManager as ProcessGroupManager,
-    RankMapping as RankMapping,
-    ThreeDParallelismConfig as ThreeDParallelismConfig,
 )
 from torsh_runtime.parallel.automatic import plan_of as plan_of
 from torsh_runtime.parallel.clipping import clip_grad_norm_ as clip_grad_norm_
@@ -242,8 +248,8 @@ from torsh_runtime.status import report_step as report_step
 from torsh_runtime.store.user import (
     PrefixStore as PrefixStore,
     Store as Store,
-    StoreWatch as StoreWatch,
 )
+from torsh_runtime.store.watch import StoreWatch as StoreWatch
 
 __all__: list[str]
 __version__: str

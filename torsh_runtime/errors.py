@@ -101,10 +101,6 @@ class RendezvousError(TorshError):
     """Reports that the nodes could not agree on a round."""
 
 
-class RendezvousClosed(RendezvousError):
-    """Reports that the run is over; no further round will be formed."""
-
-
 class RendezvousTimeout(RendezvousError, TimeoutError):
     """Reports that too few nodes joined within the join timeout."""
 

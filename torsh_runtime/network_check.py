@@ -18,8 +18,9 @@ import numpy as np
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.bootstrap import destroy_process_group, init_process_group
-from torsh_runtime.comm.functional import all_reduce, barrier
+from torsh_runtime.comm.barriers import barrier
 from torsh_runtime.comm.groups import get_rank, get_world_size
+from torsh_runtime.comm.reductions import all_reduce
 
 _SMALL_CALLS = 20
 _FIRST_BYTES, _LAST_BYTES = 256 << 10, 64 << 20

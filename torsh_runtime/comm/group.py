@@ -5,15 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
-from torsh_runtime.backends.base import Backend, BackendType, Envelope
+from torsh_runtime.backends.base import Backend, BackendType
 from torsh_runtime.backends.intercepting import seen
 from torsh_runtime.backends.reconfiguration import Reconfiguration, Unmet, check_plan
 from torsh_runtime.backends.recorder import GroupRecorder
 from torsh_runtime.backends.work import Work
-from torsh_runtime.comm.functional import Collectives
+from torsh_runtime.comm.barriers import Barriers
+from torsh_runtime.comm.data_movement import DataMovement
 from torsh_runtime.comm.keys import own_keys
+from torsh_runtime.comm.point_to_point import PointToPoint
+from torsh_runtime.comm.reductions import Reductions
+from torsh_runtime.comm.rooted import Rooted
 from torsh_runtime.comm.timeouts import Timeout, seconds
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.monitoring.calls import own_calls
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from torsh_runtime.store.user import Store
 
 
-class ProcessGroup(Collectives):
+class ProcessGroup(Reductions, DataMovement, Rooted, Barriers, PointToPoint):
     """Carries out collectives and messages among its ranks, over one backend.
 
     See Backend for what arrays may be and what may be raised. Ranks in these methods are the
@@ -68,6 +73,8 @@ class ProcessGroup(Collectives):
         self._observe: Callable[[Backend], Backend] | None = None
         self._configuring = Reconfiguration()
         self._footing: GroupResources | None = None
+        self.wrappers: WeakSet[Any] = WeakSet()
+        """The wrappers of this process that average over the group, wherever they are held."""
         self.key = own_keys().key_for(self)
         self._be(backend, ranks, name)
         own_calls().add(self)
@@ -94,20 +101,6 @@ class ProcessGroup(Collectives):
         """Update the group after the observers of this process's calls have changed."""
         if not self._interceptor:  # at whose end it is done in any case
             self._show()
-
-    @property
-    def ranks(self) -> Sequence[int]:
-        """Return the members as ranks of the default group, in order."""
-        return self._ranks
-
-    @property
-    def job_ranks(self) -> Sequence[int]:
-        """Return the members as ranks of the launched job, which errors and reports name.
-
-        The number is -1 for a rank of a different job; the result is () if the numbers are not
-        known.
-        """
-        return self._own_backend.job_ranks
 
     def note_title(self, title: str) -> None:
         """Note in the recording what people call the group; an empty `title` changes nothing."""
@@ -144,11 +137,6 @@ class ProcessGroup(Collectives):
         return self._backend.facts.held_bytes
 
     @property
-    def name(self) -> str:
-        """Return the name that distinguishes the group from the job's other groups."""
-        return self._name
-
-    @property
     def session(self) -> GroupRegistry:
         """Return the registry that further groups are made from.
 
@@ -158,209 +146,6 @@ class ProcessGroup(Collectives):
         if self._session is None:
             raise ConfigError("init_process_group() did not make this group: it has no job")
         return self._session
-
-    def group_rank(self, global_rank: int) -> int:
-        """Return the rank in the group of a rank of the default group.
-
-        Args:
-            global_rank: A rank of the default group.
-
-        Raises:
-            ValueError: If it is no member.
-
-        Example:
-            ```python
-            odd = tr.new_group([1, 3])
-            odd.group_rank(3)  # 1
-            ```
-        """
-        try:
-            return self._places[global_rank]
-        except (KeyError, TypeError):
-            raise ValueError(
-                f"rank {global_rank!r} is not in the group of ranks {list(self._ranks)}"
-            ) from None
-
-    def global_rank(self, group_rank: int) -> int:
-        """Return the rank in the default group of a rank of this group.
-
-        Args:
-            group_rank: A rank of this group.
-
-        Raises:
-            ValueError: If the group has no such rank.
-
-        Example:
-            ```python
-            odd = tr.new_group([1, 3])
-            odd.global_rank(1)  # 3
-            ```
-        """
-        if group_rank not in range(len(self._ranks)):
-            raise ValueError(f"the group has {len(self._ranks)} ranks, and no rank {group_rank!r}")
-        return self._ranks[group_rank]
-
-    def name_ranks(self, names: Sequence[str], axis: str = "") -> None:
-        """Set how errors call the ranks.
-
-        Args:
-            names: A name for each rank, in order, such as "rank 3, pp 1, tp 1".
-            axis: The axis of the mesh that the ranks are along; "" if there is none.
-        """
-        self._rank_names = tuple(names)
-        for backend in self._own_backend.members:
-            backend.name_ranks(self._rank_names, axis)
-
-    def called(self, group_rank: int) -> str:
-        """Return the name of a rank for people.
-
-        It is the rank in the default group and, if the group is of a mesh, the place there: the
-        name that name_ranks() has set for `group_rank`, otherwise such as "rank 3".
-        """
-        names = self._rank_names
-        return names[group_rank] if names else f"rank {self.global_rank(group_rank)}"
-
-    def send(self, tensor: object, dst: int, tag: int = 0, async_op: bool = False) -> Work:
-        """Send `tensor` to rank `dst`.
-
-        Messages with the same tag arrive in order. Up to 64 KiB of them leave before anybody
-        receives them; beyond that the send completes only when they are being received.
-
-        Args:
-            tensor: The array to send.
-            dst: The receiver, a different rank of the group.
-            tag: A number that the receiver names, too, from 0 on; with the nccl backend only 0.
-            async_op: Whether to return a Work at once. The array must not change until that is
-                done.
-
-        Returns:
-            A Work, which is complete already unless `async_op` is given.
-
-        Raises:
-            TypeError: If `tensor` is no array.
-            ValueError: If `dst` is this rank itself or not in the group, or if there is no such
-                tag.
-            ConfigError: If this process is not in the group.
-            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
-                from this call or from the Work's `wait()`. The group cannot be used afterwards.
-
-        Example:
-            ```python
-            if group.rank == 0:
-                group.send(np.arange(4.0), dst=1)
-            elif group.rank == 1:
-                group.recv(values := np.empty(4), src=0)
-            ```
-        """
-        return self._backend.send(tensor, self._other(dst, "dst"), tag, self._timeout, async_op)
-
-    def recv(
-        self, tensor: object, src: int | None = None, tag: int | None = 0, async_op: bool = False
-    ) -> Work:
-        """Receive a message from rank `src`, or from any rank, into `tensor`.
-
-        Args:
-            tensor: The array to fill, with the size and dtype of the message.
-            src: The sender, a different rank of the group; None is any. Work.source then reports
-                it.
-            tag: The message's tag. None is any, with the native backend only; Work.tag then reports
-                it.
-            async_op: Whether to return a Work at once. The array belongs to it until it is done.
-
-        Returns:
-            A Work, which is complete already unless `async_op` is given.
-
-        Raises:
-            TypeError: If `tensor` is no array.
-            ValueError: If `src` is this rank itself or not in the group, if there is no such tag,
-                or if the backend cannot receive from any rank or with any tag.
-            ConfigError: If this process is not in the group.
-            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
-                from this call or from the Work's `wait()`. The group cannot be used afterwards.
-
-        Example:
-            ```python
-            values = np.empty(4)
-            sender = group.recv(values).source  # from any rank
-            ```
-        """
-        work = self._backend.recv(tensor, self._source(src), tag, self._timeout, async_op)
-        return work.giving((tensor,)) if async_op else work
-
-    def probe(
-        self, src: int | None = None, tag: int | None = 0, wait: bool = True
-    ) -> Envelope | None:
-        """Return the envelope of the message that recv would get, and leave the message in place.
-
-        A different thread may receive that message first.
-
-        Args:
-            src: The sender, a different rank of the group; None is any.
-            tag: The message's tag; None is any.
-            wait: Whether to wait for a message, for at most the group's timeout, if none has come.
-
-        Returns:
-            The source (a rank of this group), tag and size in bytes; None without `wait` if no such
-                message has come.
-
-        Raises:
-            ValueError: If `src` is this rank itself or not in the group, or if the backend cannot
-                look for such messages.
-            ConfigError: If this process is not in the group.
-            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted.
-                The group cannot be used afterwards.
-
-        Example:
-            ```python
-            found = group.probe()
-            values = np.empty(found.num_bytes // 8)
-            group.recv(values, found.source, found.tag)
-            ```
-        """
-        return self._backend.probe(self._source(src), tag, self._timeout, wait)
-
-    def send_object(self, content: object, dst: int, tag: int, async_op: bool = False) -> Work:
-        """Send bytes for recv_object; they never meet messages of `send`.
-
-        Args:
-            content: The bytes, an array of uint8.
-            dst: The receiver, a different rank of the group.
-            tag: A number from 0 to 2**64 - 1, which the receiver names, too.
-            async_op: Whether to return a Work at once.
-
-        Returns:
-            A Work, which is complete already unless `async_op` is given.
-
-        Raises:
-            ValueError: If `dst` is this rank itself or not in the group, or if the backend carries
-                no objects.
-            ConfigError: If this process is not in the group.
-            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
-                from this call or from the Work's `wait()`. The group cannot be used afterwards.
-        """
-        peer = self._other(dst, "dst")
-        return self._backend.send_object(content, peer, tag, self._timeout, async_op)
-
-    def recv_object(self, src: int | None, tag: int, async_op: bool = False) -> Work:
-        """Receive bytes, however many, from rank `src`, or from any if that is None.
-
-        Args:
-            src: The sender, a different rank of the group, or None.
-            tag: The tag that the sender gave.
-            async_op: Whether to return a Work at once.
-
-        Returns:
-            A Work, whose `content` is the bytes (uint8, shape (bytes,)) and whose `source` is the
-                sender.
-
-        Raises:
-            ValueError: If `src` is this rank itself or not in the group, or if the backend carries
-                no objects.
-            ConfigError: If this process is not in the group.
-            CommError: If the operation fails: PeerLost, CommTimeout, CommMismatch or CommAborted,
-                from this call or from the Work's `wait()`. The group cannot be used afterwards.
-        """
-        return self._backend.recv_object(self._source(src), tag, self._timeout, async_op)
 
     def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
         """Call a function that makes several collectives, in the order of the operations that were
@@ -562,11 +347,3 @@ class ProcessGroup(Collectives):
             self._maker.forget(self)
         self._leave_footing()
         self._backend.close()
-
-    def _other(self, rank: int, what: str) -> int:
-        if rank == self.rank:
-            raise ValueError(f"{what} is this process's own rank; copy the array instead")
-        return self._member(rank)
-
-    def _source(self, src: int | None) -> int | None:
-        return None if src is None else self._other(src, "src")

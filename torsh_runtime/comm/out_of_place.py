@@ -18,8 +18,8 @@ from torsh_runtime.backends.library.reductions import combine, prefixes, reducti
 from torsh_runtime.backends.nccl.device import Operand, is_on_gpu
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
-from torsh_runtime.comm.functional import all_reduce, reduce
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.reductions import all_reduce, reduce
 from torsh_runtime.comm.roots import root_rank
 
 

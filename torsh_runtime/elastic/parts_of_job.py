@@ -31,7 +31,7 @@ from torsh_runtime.elastic.shards import (
 )
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.agreement import send_from
-from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel, wrappers_of
+from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.optimizer import DistributedOptimizer
 from torsh_runtime.parallel.state import PerRank
@@ -175,7 +175,7 @@ class Parts:
         """Drop gradients that were being averaged, and batches that were drawn."""
         self.batches.go_back()
         self.drop_gradients()
-        for model in () if self._group is None else wrappers_of(self._group):
+        for model in () if self._group is None else [*self._group.wrappers]:
             model.begin_anew()
 
     def share_anew(self) -> None:

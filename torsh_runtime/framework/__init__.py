@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.protocol import Framework as FrameworkOf
-from torsh_runtime.framework.protocol import Module, Tensor
+from torsh_runtime.framework.surface import Module, Tensor
 from torsh_runtime.framework.values import Values
 
 if TYPE_CHECKING:

@@ -2,93 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, overload
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.mesh.coordinates import Coordinates
 from torsh_runtime.mesh.groups import AxisBackend, Dim, Groups, Overrides, Strategies, ways_of
 from torsh_runtime.mesh.layout import Axis, Layout, resolved
 from torsh_runtime.mesh.stats import OperationStats
 
 
-@overload
-def init_device_mesh(
-    device_type: str,
-    mesh_shape: Sequence[int],
-    *,
-    mesh_dim_names: Sequence[str] | None = None,
-    backend_override: Overrides | None = None,
-    comm_strategy: Strategies | None = None,
-) -> DeviceMesh: ...
-
-
-@overload
-def init_device_mesh(
-    device_type: Sequence[int] | Mapping[str, int],
-    mesh_shape: Sequence[str] | None = None,
-    *,
-    backend_override: Overrides | None = None,
-    comm_strategy: Strategies | None = None,
-) -> DeviceMesh: ...
-
-
-def init_device_mesh(
-    device_type: Any,
-    mesh_shape: Any = None,
-    *,
-    mesh_dim_names: Sequence[str] | None = None,
-    backend_override: Overrides | None = None,
-    comm_strategy: Strategies | None = None,
-) -> DeviceMesh:
-    """Create a mesh of all ranks of the default group, as torch's function of this name.
-
-    There are shorter forms for arrays on CPUs: `init_device_mesh({"pp": 2, "dp": -1, "tp": 2})`, or
-    `init_device_mesh((2, -1), ("dp", "tp"))`.
-
-    Every rank calls this with the same arguments, and in the same order if there are several
-    meshes.
-
-    Args:
-        device_type: "cpu" or "cuda", where arrays are stored; in the shorter forms the sizes of the
-            axes, or a mapping of their names to sizes.
-        mesh_shape: The sizes of the axes, which multiply to the number of ranks; one may be -1. In
-            the shorter form, the names.
-        mesh_dim_names: The names of the axes; None is dim_0, dim_1 and so on.
-        backend_override: A different backend for some axes, by name or number.
-        comm_strategy: How ranks of several nodes carry out collectives; see DeviceMesh.
-
-    Returns:
-        The mesh.
-
-    Raises:
-        ConfigError: If there is no default group, or for arguments that do not fit, on all ranks if
-            they differ.
-        CommError: If the exchange among the ranks fails.
-
-    Example:
-        ```python
-        mesh = tr.init_device_mesh("cpu", (2, -1), mesh_dim_names=("dp", "tp"))
-        tr.all_reduce(gradient, group=mesh.get_group("dp"))
-        ```
-    """
-    if isinstance(device_type, Mapping):
-        device_type, mesh_shape = tuple(device_type.values()), tuple(device_type)
-    if not isinstance(device_type, str):
-        device_type, mesh_shape, mesh_dim_names = "cpu", device_type, mesh_dim_names or mesh_shape
-    group = default_group()
-    return DeviceMesh(
-        mesh_shape, mesh_dim_names, group, device_type, backend_override, comm_strategy
-    )
-
-
-class DeviceMesh:
+class DeviceMesh(Coordinates):
     """Arranges the ranks of a group along named axes. Pass it on explicitly: none is "current".
 
     `mesh["dp"]` and `mesh["dp", "tp"]` are meshes of these axes around this rank. `flatten()` joins
@@ -329,11 +256,6 @@ class DeviceMesh:
         group = self.get_group(mesh_dim)
         return group.is_in_node or group.world_size == 1
 
-    @property
-    def coordinate(self) -> dict[str, int]:
-        """Return this rank's index along each axis by name, including axes of views."""
-        return {axis.name: axis.index(self._place) for axis in self._known.axes}
-
     def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
         """Return a mesh with the same ranks along one axis.
 
@@ -351,80 +273,6 @@ class DeviceMesh:
         name = mesh_dim_name or "_".join(self._layout.names)
         ways = {name: self._ways[self._layout.names[0]]}
         return self._part(self._layout.flattened(name), ways)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Return the sizes of the axes."""
-        return self._layout.shape
-
-    @property
-    def ndim(self) -> int:
-        """Return the number of axes."""
-        return len(self._layout.axes)
-
-    @property
-    def mesh_dim_names(self) -> tuple[str, ...]:
-        """Return the names of the axes."""
-        return self._layout.names
-
-    @property
-    def device_type(self) -> str:
-        """Return where arrays are stored: "cpu" or "cuda"."""
-        return self._device_type
-
-    @property
-    def mesh(self) -> NDArray[np.int64]:
-        """Return the ranks in the default group as an int64 array of the mesh's shape."""
-        places = self._layout.members(self._place)
-        ranks = [self._groups.ranks[place] for place in places]
-        return np.array(ranks, np.int64).reshape(self.shape)
-
-    def size(self, mesh_dim: Dim | None = None) -> int:
-        """Return the number of ranks along the axis `mesh_dim`, or for None of the whole mesh.
-
-        Raises:
-            KeyError: For an unknown axis.
-
-        Example:
-            ```python
-            mesh = tr.init_device_mesh((2, 4), ("dp", "tp"))
-            mesh.size("tp"), mesh.size()  # 4, 8
-            ```
-        """
-        return math.prod(self.shape) if mesh_dim is None else self._axis(mesh_dim).size
-
-    def get_rank(self) -> int:
-        """Return this process's rank in the default group."""
-        return self._groups.ranks[self._place]
-
-    def get_local_rank(self, mesh_dim: Dim | None = None) -> int:
-        """Return this rank's index along an axis, which is its rank in the axis's group.
-
-        Args:
-            mesh_dim: The axis, by name or number; None if there is only one.
-
-        Raises:
-            ConfigError: If `mesh_dim` is None and there are several axes.
-            KeyError: For an unknown axis.
-
-        Example:
-            ```python
-            mesh = tr.init_device_mesh((2, 4), ("dp", "tp"))
-            mesh.get_local_rank("tp")  # 1 on rank 5
-            ```
-        """
-        return self._axis(mesh_dim).index(self._place)
-
-    def get_coordinate(self) -> list[int]:
-        """Return this rank's index along each axis.
-
-        Example:
-            ```python
-            mesh = tr.init_device_mesh((2, 4), ("dp", "tp"))
-            mesh.get_coordinate()  # [1, 1] on rank 5
-            ```
-        """
-        return list(self._layout.coordinate(self._place))
 
     def get_group(self, mesh_dim: Dim | None = None) -> ProcessGroup:
         """Return the group of this rank and the ranks that differ from it only along this axis.
@@ -511,11 +359,6 @@ class DeviceMesh:
         axes = ", ".join(f"{axis.name}={axis.size}" for axis in self._known.axes)
         return f"DeviceMesh({axes}; {self._device_type})"
 
-    @property
-    def _known(self) -> Layout:
-        """Return the axes of the mesh and of its views."""
-        return Layout((*self._layout.axes, *self._further))
-
     def _part(
         self, layout: Layout, ways: Mapping[str, AxisBackend], further: tuple[Axis, ...] = ()
     ) -> DeviceMesh:
@@ -529,15 +372,3 @@ class DeviceMesh:
 
     def _found(self, axis: Axis) -> ProcessGroup | None:
         return self._groups.found(self._members(axis), self._ways[axis.name])
-
-    def _axis(self, dim: Dim | None) -> Axis:
-        if dim is None and self.ndim > 1:
-            raise ConfigError(
-                f"the mesh has the axes {', '.join(self._layout.names)}: name one of them, or take "
-                f"flatten() for all"
-            )
-        if isinstance(dim, str):
-            return self._known.axis(dim)
-        if (dim or 0) not in range(-self.ndim, self.ndim):
-            raise KeyError(f"no axis {dim}; this mesh has {self.ndim}")
-        return self._layout.axes[dim or 0]

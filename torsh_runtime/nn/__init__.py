@@ -8,6 +8,7 @@ from torsh_runtime.nn import initialisation as init
 from torsh_runtime.nn.backward import leaves, queue_callback
 from torsh_runtime.nn.checkpointing import checkpoint
 from torsh_runtime.nn.containers import ModuleList, Sequential
+from torsh_runtime.nn.creation import from_numpy, tensor
 from torsh_runtime.nn.elementwise import maximum, minimum, where
 from torsh_runtime.nn.function import Function
 from torsh_runtime.nn.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
@@ -39,7 +40,7 @@ from torsh_runtime.nn.small_layers import (
     Softmax,
     Tanh,
 )
-from torsh_runtime.nn.tensor import Tensor, from_numpy, tensor
+from torsh_runtime.nn.tensor import Tensor
 from torsh_runtime.nn.transformer import MultiheadAttention, TransformerBlock
 
 __all__ = [

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from torsh_runtime.nn.arrays import Array, dtype_named, is_array, is_floating, to_device, write
-from torsh_runtime.nn.graph import Variable
-from torsh_runtime.nn.hooks import RemovableHandle
-from torsh_runtime.nn.module_hooks import call
-from torsh_runtime.nn.parameter import Buffer, Parameter
+from torsh_runtime.nn.arrays import Array, dtype_named, to_device, write
+from torsh_runtime.nn.module_hooks import Hooked, call
+from torsh_runtime.nn.parameter import Buffer, Parameter, array_of, as_dtype
 from torsh_runtime.nn.tensor import Tensor
 
 _KINDS: dict[type, str] = {Parameter: "_parameters", Buffer: "_buffers"}
@@ -24,7 +20,7 @@ class IncompatibleKeys(NamedTuple):
     unexpected_keys: list[str]
 
 
-class Module:
+class Module(Hooked):
     """Serves as the base of all layers and models, as torch.nn.Module.
 
     Subclasses call super().__init__(), assign parameters, buffers and modules to attributes, and
@@ -282,7 +278,7 @@ class Module:
         own = dict(self._state())
         missing = [name for name in own if name not in state_dict]
         unknown = [name for name in state_dict if name not in own]
-        given = {name: _loaded(state_dict[name]) for name in own if name in state_dict}
+        given = {name: array_of(state_dict[name]) for name in own if name in state_dict}
         wrong = [
             f"{name} has shape {array.shape} instead of {own[name].shape}"
             for name, array in given.items()
@@ -373,7 +369,7 @@ class Module:
         """
         if isinstance(target, str) and target.startswith(("cpu", "cuda")):
             return self._convert(lambda array: to_device(array, target))
-        return self._convert(lambda array: _as_dtype(array, dtype_named(target)))
+        return self._convert(lambda array: as_dtype(array, dtype_named(target)))
 
     def _convert(self, change: Callable[[Array], Array]) -> Self:
         for tensor in [*self.parameters(), *self.buffers()]:
@@ -383,56 +379,6 @@ class Module:
         return self
 
     # Hooks
-
-    def register_forward_pre_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False
-    ) -> RemovableHandle:
-        """Call hook(module, args) before forward.
-
-        What it returns, unless None, replaces the args.
-
-        Args:
-            hook: The function.
-            prepend: Whether to call it before the existing hooks.
-
-        Returns:
-            A handle that removes the hook.
-        """
-        hooks = self._forward_pre_hooks
-        handle = RemovableHandle(hooks, hook)
-        for key in [*hooks][:-1] if prepend else ():
-            hooks[key] = hooks.pop(key)
-        return handle
-
-    def register_forward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, args, output) after forward, and return a handle that removes it.
-
-        What it returns, unless None, replaces the output.
-
-        Example:
-            ```python
-            handle = model.register_forward_hook(lambda module, args, output: print(output.shape))
-            model(batch)
-            handle.remove()
-            ```
-        """
-        return RemovableHandle(self._forward_hooks, hook)
-
-    def register_full_backward_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, grad_output) when the gradients of the outputs are known.
-
-        What it returns, unless None, takes their place. The result is a handle that removes the
-        hook.
-        """
-        return RemovableHandle(self._backward_pre_hooks, hook)
-
-    def register_full_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Call hook(module, grad_input, grad_output) when the gradients of the arguments are known.
-
-        These are the tensors among args. What it returns, unless None, takes the place of
-        grad_input. The result is a handle that removes the hook.
-        """
-        return RemovableHandle(self._backward_hooks, hook)
 
     def extra_repr(self) -> str:
         """Return what repr() shows of this module besides its name and modules."""
@@ -444,13 +390,3 @@ class Module:
             return f"{type(self).__name__}({self.extra_repr()})"
         inner = "\n".join(lines).replace("\n", "\n  ")
         return f"{type(self).__name__}(\n  {inner}\n)"
-
-
-def _loaded(value: Any) -> Array:
-    if isinstance(value, Variable):
-        return value.data
-    return value if is_array(value) else np.asarray(value)
-
-
-def _as_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
-    return array.astype(dtype, copy=False) if is_floating(array.dtype) else array

@@ -1,4 +1,4 @@
-"""Calls a module with its hooks, in torch's order."""
+"""Registers hooks of a module, and calls it with them in torch's order."""
 
 from __future__ import annotations
 
@@ -6,12 +6,72 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.nn.graph import Gradient, Variable, derived_several, needs_gradient
+from torsh_runtime.nn.hooks import RemovableHandle
 from torsh_runtime.nn.tensor import Tensor
 
 if TYPE_CHECKING:
     from torsh_runtime.nn.module import Module
 
 Watch = Callable[[list[Gradient]], Sequence[Gradient]]
+
+
+class Hooked:
+    """Registers hooks around the calls of a module; see Module."""
+
+    _forward_pre_hooks: dict[int, Callable[..., Any]]
+    _forward_hooks: dict[int, Callable[..., Any]]
+    _backward_pre_hooks: dict[int, Callable[..., Any]]
+    _backward_hooks: dict[int, Callable[..., Any]]
+
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False
+    ) -> RemovableHandle:
+        """Call hook(module, args) before forward.
+
+        What it returns, unless None, replaces the args.
+
+        Args:
+            hook: The function.
+            prepend: Whether to call it before the existing hooks.
+
+        Returns:
+            A handle that removes the hook.
+        """
+        hooks = self._forward_pre_hooks
+        handle = RemovableHandle(hooks, hook)
+        for key in [*hooks][:-1] if prepend else ():
+            hooks[key] = hooks.pop(key)
+        return handle
+
+    def register_forward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call hook(module, args, output) after forward, and return a handle that removes it.
+
+        What it returns, unless None, replaces the output.
+
+        Example:
+            ```python
+            handle = model.register_forward_hook(lambda module, args, output: print(output.shape))
+            model(batch)
+            handle.remove()
+            ```
+        """
+        return RemovableHandle(self._forward_hooks, hook)
+
+    def register_full_backward_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call hook(module, grad_output) when the gradients of the outputs are known.
+
+        What it returns, unless None, takes their place. The result is a handle that removes the
+        hook.
+        """
+        return RemovableHandle(self._backward_pre_hooks, hook)
+
+    def register_full_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call hook(module, grad_input, grad_output) when the gradients of the arguments are known.
+
+        These are the tensors among args. What it returns, unless None, takes the place of
+        grad_input. The result is a handle that removes the hook.
+        """
+        return RemovableHandle(self._backward_hooks, hook)
 
 
 def call(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from torsh_runtime.nn.arrays import Array, is_array, is_floating
 from torsh_runtime.nn.graph import Variable
 from torsh_runtime.nn.tensor import Tensor
 
@@ -53,3 +56,15 @@ class Buffer(Tensor):
         """
         super().__init__(_array(data))
         self.persistent = persistent
+
+
+def array_of(value: Any) -> Array:
+    """Return the array of a tensor, of an array or of numbers."""
+    if isinstance(value, Variable):
+        return value.data
+    return value if is_array(value) else np.asarray(value)
+
+
+def as_dtype(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the array in this dtype if it is of floating point numbers, else as it is."""
+    return array.astype(dtype, copy=False) if is_floating(array.dtype) else array

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from operator import index
-from typing import Self
 
-from torsh_runtime.closing import Closing
 from torsh_runtime.errors import StoreError, StoreTimeout
+from torsh_runtime.store.arguments import Timeout, Value, as_bytes, check_keys, in_seconds
 from torsh_runtime.store.barrier import StoreBarrier
-from torsh_runtime.store.base import Compare, Entry, Event, Put
+from torsh_runtime.store.base import Compare, Entry, Put
 from torsh_runtime.store.client import StoreClient
-from torsh_runtime.store.queue import StoreQueue
+from torsh_runtime.store.user_queues import Queues
+from torsh_runtime.store.watch import StoreWatch
 
-Timeout = float | timedelta | None
-Value = str | bytes
-
-_KEYS, _BARRIERS, _QUEUES = "keys/", "barriers/", "queues/"
+_KEYS, _BARRIERS = "keys/", "barriers/"
 
 
-class Store:
+class Store(Queues):
     """Holds keys and values that all ranks of the job share; any number of threads may use it.
 
     Keys are non-empty strings; values are bytes of a little less than 64 MiB, and strings, which
@@ -55,7 +51,7 @@ class Store:
         """
         self._client = client
         self._prefix = prefix
-        self._seconds = _in_seconds(timeout, 0.0)
+        self._seconds = in_seconds(timeout, 0.0)
 
     @property
     def timeout(self) -> timedelta:
@@ -77,7 +73,7 @@ class Store:
             store.set_timeout(30)  # seconds
             ```
         """
-        self._seconds = _in_seconds(timeout, self._seconds)
+        self._seconds = in_seconds(timeout, self._seconds)
 
     def prefix(self, prefix: str) -> Store:
         """Return this store with `prefix` and a slash before every key.
@@ -117,7 +113,7 @@ class Store:
             tr.get_store().set("state", "ready")
             ```
         """
-        self._client.put(self._key(key), _bytes(value))
+        self._client.put(self._key(key), as_bytes(value))
 
     def get(self, key: str) -> bytes:
         """Return the key's value; wait until it exists.
@@ -161,8 +157,8 @@ class Store:
             tr.get_store().multi_set(["first", "second"], ["1", "2"])
             ```
         """
-        _check_list(keys)
-        pairs = zip(map(self._key, keys), map(_bytes, values), strict=True)
+        check_keys(keys)
+        pairs = zip(map(self._key, keys), map(as_bytes, values), strict=True)
         self._client.transact((), [Put(key, value) for key, value in pairs])
 
     def add(self, key: str, amount: int) -> int:
@@ -197,7 +193,7 @@ class Store:
             tr.get_store().append("arrived", f"{tr.get_rank()} ")
             ```
         """
-        addition = _bytes(value)
+        addition = as_bytes(value)
         self._change(key, lambda entry: (entry.value if entry else b"") + addition)
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
@@ -220,7 +216,7 @@ class Store:
             is_leader = tr.get_store().compare_set("leader", b"", own) == own
             ```
         """
-        expected, desired = _bytes(expected_value), _bytes(desired_value)
+        expected, desired = as_bytes(expected_value), as_bytes(desired_value)
 
         def change(entry: Entry | None) -> bytes | None:
             return desired if (entry.value if entry else b"") == expected else None
@@ -254,7 +250,7 @@ class Store:
                 raise SystemExit
             ```
         """
-        _check_list(keys)
+        check_keys(keys)
         return all(self._client.get(self._key(key)) is not None for key in keys)
 
     def delete_key(self, key: str) -> bool:
@@ -283,51 +279,6 @@ class Store:
         """Return the number of keys."""
         return len(self.list_keys())
 
-    def queue_push(self, key: str, value: Value) -> None:
-        """Append a value to a queue. Queues have names of their own, which are not keys.
-
-        Args:
-            key: The queue's name.
-            value: Bytes, or a string.
-
-        Example:
-            ```python
-            tr.get_store().queue_push("files", "part-0001.bin")
-            ```
-        """
-        self._queue(key).push(_bytes(value))
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value out of a queue; each value is returned to one caller only.
-
-        Args:
-            key: The queue's name.
-            block: Whether to wait for a value, for at most the store's timeout.
-
-        Raises:
-            StoreTimeout: If there is none.
-
-        Example:
-            ```python
-            file = tr.get_store().queue_pop("files").decode()
-            ```
-        """
-        queue = self._queue(key)
-        value = queue.pop(self._seconds) if block else queue.take()
-        if value is None:
-            raise StoreTimeout(f"the queue {key!r} is empty")
-        return value
-
-    def queue_len(self, key: str) -> int:
-        """Return the number of values in the queue `key`.
-
-        Example:
-            ```python
-            tr.get_store().queue_len("files")
-            ```
-        """
-        return len(self._queue(key))
-
     def barrier(self, key: str, world_size: int, timeout: Timeout = None) -> None:
         """Wait until `world_size` callers have called it with this key; it can be used again and
         again.
@@ -346,7 +297,7 @@ class Store:
             tr.get_store().barrier("epoch", tr.get_world_size(), timeout=600)
             ```
         """
-        seconds = _in_seconds(timeout, self._seconds)
+        seconds = in_seconds(timeout, self._seconds)
         StoreBarrier(self._beside(_BARRIERS, key), world_size).pass_it(seconds)
 
     def watch(self, prefix: str = "", timeout: Timeout = None) -> StoreWatch:
@@ -367,12 +318,12 @@ class Store:
                     print(change.kind, change.key, change.value)
             ```
         """
-        seconds = _in_seconds(timeout, self._seconds)
+        seconds = in_seconds(timeout, self._seconds)
         return StoreWatch(self._client.scoped(_KEYS + self._prefix), prefix, seconds)
 
     def _wait(self, keys: Sequence[str], timeout: Timeout) -> Mapping[str, Entry]:
-        _check_list(keys)
-        seconds = _in_seconds(timeout, self._seconds)
+        check_keys(keys)
+        seconds = in_seconds(timeout, self._seconds)
         return self._client.wait([self._key(key) for key in keys], seconds) if keys else {}
 
     def _change(self, key: str, change: Callable[[Entry | None], bytes | None]) -> Entry | None:
@@ -401,9 +352,6 @@ class Store:
         """
         return self._client.scoped(f"{name}/{self._prefix}"), self._prefix
 
-    def _queue(self, key: str) -> StoreQueue:
-        return StoreQueue(self._beside(_QUEUES, key))
-
     def _beside(self, kind: str, key: str) -> StoreClient:
         """Return a part of the store for the barrier or queue `key`, apart from all values."""
         name = self._key(key)
@@ -415,69 +363,6 @@ class Store:
         if not key:
             raise StoreError("a key must be a non-empty string")
         return f"{_KEYS}{self._prefix}{key}"
-
-
-class StoreWatch(Closing):
-    """Iterates over the changes of some keys of a store, for one thread at a time.
-
-    Store.watch() creates it. Each change has kind ("put" or "delete"), key, value (bytes) and
-    revision.
-
-    Raises:
-        StoreTimeout: While iterating, if no change comes for the timeout. It can then continue.
-        StoreError: If the store is gone.
-
-    Example:
-        ```python
-        with tr.get_store().watch("jobs/") as changes:
-            first = changes.next(timeout=10)
-            print(first.key, first.value)
-        ```
-    """
-
-    def __init__(self, client: StoreClient, prefix: str, timeout: float) -> None:
-        """Start to watch; use Store.watch().
-
-        Args:
-            client: The connection.
-            prefix: The beginning of the keys.
-            timeout: Seconds after which next() raises StoreTimeout.
-        """
-        listing = client.list(prefix)
-        self._timeout = timeout
-        self._present = deque(
-            Event("put", entry.key, entry.value, entry.revision) for entry in listing.items
-        )
-        self._changes = client.watch(prefix, listing.revision, timeout)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Event:
-        return self.next()
-
-    def next(self, timeout: Timeout = None) -> Event:
-        """Return the next change.
-
-        Args:
-            timeout: Seconds or a timedelta; None is that of watch().
-
-        Raises:
-            StoreTimeout: If none comes in time; call it again.
-
-        Example:
-            ```python
-            with tr.get_store().watch("jobs/") as changes:
-                change = changes.next(timeout=10)
-            ```
-        """
-        if self._present:
-            return self._present.popleft()
-        return self._changes.next(_in_seconds(timeout, self._timeout))
-
-    def close(self) -> None:
-        """End the watch and close its connection."""
-        self._changes.close()
 
 
 class PrefixStore(Store):
@@ -499,27 +384,3 @@ class PrefixStore(Store):
         """
         inner = store.prefix(prefix)
         super().__init__(inner._client, inner._seconds, inner._prefix)
-
-
-def _check_list(keys: Sequence[str]) -> None:
-    if isinstance(keys, str):
-        raise TypeError(f"keys is the string {keys!r}; it must be a list of keys")
-
-
-def _bytes(value: Value) -> bytes:
-    if isinstance(value, str):
-        return value.encode()
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"a value must be bytes or a string, not {type(value).__name__}")
-    return bytes(value)
-
-
-def _in_seconds(timeout: Timeout, default: float) -> float:
-    if timeout is None:
-        return default
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(seconds, str) or not seconds >= 0:
-        raise ValueError(
-            f"a timeout is a number of seconds from 0, or a timedelta, not {timeout!r}"
-        )
-    return float(seconds)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -23,6 +22,7 @@ from torshrun.agent.announcement_texts import (
     unkillable,
 )
 from torshrun.agent.diagnosis import Findings
+from torshrun.agent.emitter import Emitter
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous.base import JobOver, NodeAssignment, RoundClosing, RoundOver, Verdict
 from torshrun.signals import signal_name
@@ -41,7 +41,7 @@ COMPLAINTS = 60.0
 """Seconds between two complaints of the same kind, at least."""
 
 
-class Announcer:
+class Announcer(Emitter):
     """Puts what happens, as its methods are called, into words. `say` takes whole lines."""
 
     def __init__(
@@ -52,11 +52,9 @@ class Announcer:
         keep: Callable[[RootCause], None] = lambda _: None,
     ) -> None:
         """Begin; without `record` there are no events. `keep` takes root causes of whole rounds."""
-        self._config = config
+        super().__init__(config, say, record)
         self._keep = keep
-        self._say = say
-        self._record = record
-        self._node_rank, self._num_nodes, self._most_nodes = 0, 1, 1
+        self._num_nodes, self._most_nodes = 1, 1
         self._began = time.monotonic()
         self._sequel = ""
         self._lost: set[str] = set()
@@ -64,25 +62,6 @@ class Announcer:
         self._was_in_round = self._has_found = False
         self._no_start = ""
         self._own_finding: RootCause | None = None
-        self.round = 0
-
-    def emit(self, name: str, **facts: object) -> Event:
-        """Tell programs of an event of the present round, which is returned."""
-        event = Event(
-            name=name,
-            time=time.time(),
-            run_id=self._config.run_id,
-            node_rank=self._node_rank,
-            round=self.round,
-            facts=facts,
-        )
-        if self._record is not None:
-            self._record(event)
-        return event
-
-    def say(self, text: str) -> None:
-        """Tell people: a line of the agent's own."""
-        self._say(f"torshrun: {text}")
 
     def job_started(self, log_dir: str) -> None:
         """Announce that the agent is about to begin; `log_dir` is "" if no output is kept."""
@@ -416,11 +395,3 @@ class Announcer:
             summary=finding.headline,
             evidence=finding.evidence,
         )
-
-    def _tell_above(self, cause: Exit, report: protocol.ReportFailure, text: str) -> None:
-        above = self._config.error_file
-        if above and report.sequel not in ("restart", "replace"):
-            from torshrun.failure.error_file import write_account
-
-            with contextlib.suppress(OSError):
-                write_account(above, cause, time.time(), text)

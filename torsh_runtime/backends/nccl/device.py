@@ -332,15 +332,6 @@ class Dtype(NamedTuple):
     name: str
 
 
-def callers_streams(operands: Sequence[Operand], device: int) -> set[int]:
-    """Return the handles of the streams on which the calling thread puts its work with these
-    arrays.
-
-    `device` is its current device.
-    """
-    return {framework.stream(device) for framework in _frameworks(operands)}
-
-
 def on_device(operands: Sequence[Operand], device: int) -> AbstractContextManager[object]:
     """Return a context manager that makes the device the calling thread's current one."""
     return _within([framework.on_device(device) for framework in _frameworks(operands)])

@@ -15,7 +15,7 @@ from typing import Any
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.exchanging import crossing, usual_tag
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.parallel.context.kernels import Kernel, Merged, Sum, kind
+from torsh_runtime.parallel.context.kernels import Attention, Kernel, Merged, Sum, kind
 from torsh_runtime.parallel.context.sequence import Task
 from torsh_runtime.parallel.operations import Array, JointOperation, cast, functions_of, joined
 from torsh_runtime.parallel.regions.arrays import contiguous, empty, part, resized
@@ -318,9 +318,9 @@ class Blockwise(JointOperation):
         for source, (keys, values) in route.blocks([key, value]):
             for task in self.tasks[source]:
                 own, at = _places(task)
-                operands = query[own], keys[at], values[at]
                 how = task.is_causal, self.scale, task.band
-                merged.add(own, *self.kernel.forward(*operands, *how))
+                part = Attention(query[own], keys[at], values[at], *how)
+                merged.add(own, *self.kernel.forward(part))
             merged.is_begun = True
         for sinks in arrays[3:]:
             merged.sink(sinks)
@@ -336,16 +336,10 @@ class Blockwise(JointOperation):
             sums = [Sum(each) for each in block]
             for task in self.tasks[source]:
                 own, at = _places(task)
+                how = task.is_causal, self.scale, task.band
+                part = Attention(query[own], block[0][at], block[1][at], *how)
                 found: tuple[Array, ...] = self.kernel.backward(
-                    gradient[own],
-                    query[own],
-                    block[0][at],
-                    block[1][at],
-                    output[own],
-                    logsumexp[own],
-                    task.is_causal,
-                    self.scale,
-                    task.band,
+                    gradient[own], part, output[own], logsumexp[own]
                 )
                 for_query.add(own, found[0])
                 for total, each in zip(sums, found[1:], strict=True):

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from torsh_runtime.parallel.context.kernels import Columns, Kernel, hidden
-from torsh_runtime.parallel.context.sequence import Band
+from torsh_runtime.parallel.context.kernels import Attention, Columns, Kernel, hidden
 
 Tensor = torch.Tensor
 _forward: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -36,41 +35,20 @@ class Flash(Kernel[Tensor]):
     all or none.
     """
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        mask = _mask(query, key, band)
+    def forward(self, block: Attention[Tensor]) -> tuple[Tensor, Tensor]:
+        operands = map(_solid, (block.query, block.key, block.value))
         output, logsumexp = _forward(
-            _solid(query), _solid(key), _solid(value), 0.0, is_causal, attn_mask=mask, scale=scale
+            *operands, 0.0, block.is_causal, attn_mask=_mask(block), scale=block.scale
         )
         return output.to(logsumexp.dtype), logsumexp
 
     def backward(
-        self,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        output: Tensor,
-        logsumexp: Tensor,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
+        self, gradient: Tensor, block: Attention[Tensor], output: Tensor, logsumexp: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        operands = map(_solid, (gradient, query, key, value, output))
+        operands = map(_solid, (gradient, block.query, block.key, block.value, output))
+        how = logsumexp, 0.0, block.is_causal
         found: tuple[Tensor, Tensor, Tensor] = _backward(
-            *operands,
-            logsumexp,
-            0.0,
-            is_causal,
-            attn_mask=_mask(query, key, band),
-            scale=scale,
+            *operands, *how, attn_mask=_mask(block), scale=block.scale
         )
         return found
 
@@ -79,10 +57,10 @@ def _solid(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
-def _mask(query: Tensor, key: Tensor, band: Band | None) -> Tensor | None:
+def _mask(block: Attention[Tensor]) -> Tensor | None:
     """Return a mask to add to scores, (1, 1, queries, keys)."""
-    if band is None:
+    if block.band is None:
         return None
-    found: Any = hidden(query, query.shape[2], key.shape[2], band)
+    found: Any = hidden(block.query, block.query.shape[2], block.key.shape[2], block.band)
     mask: Tensor = found[None, None]
     return mask

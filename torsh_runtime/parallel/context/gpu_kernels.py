@@ -20,8 +20,7 @@ from torch.backends.cuda import (
 )
 from torch.nn.functional import pad
 
-from torsh_runtime.parallel.context.kernels import Kernel, Products, hidden
-from torsh_runtime.parallel.context.sequence import Band
+from torsh_runtime.parallel.context.kernels import Attention, Kernel, Products, hidden
 
 Tensor = torch.Tensor
 _aten: Any = torch.ops.aten
@@ -55,38 +54,22 @@ class FlashOnGpu(Kernel[Tensor]):
         """Take the kernel for what this one cannot compute, such as bands."""
         self._others = others
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        if not _is_square(query, key, is_causal, band):
-            return self._others.forward(query, key, value, is_causal, scale, band)
-        operands = map(_aligned, (query, key, value))
+    def forward(self, block: Attention[Tensor]) -> tuple[Tensor, Tensor]:
+        if not _is_square(block):
+            return self._others.forward(block)
+        operands = map(_aligned, (block.query, block.key, block.value))
         output, logsumexp, *_ = _aten._scaled_dot_product_flash_attention(
-            *operands, 0.0, is_causal, False, scale=scale
+            *operands, 0.0, block.is_causal, False, scale=block.scale
         )
-        return output[..., : value.shape[-1]].to(logsumexp.dtype), logsumexp
+        return output[..., : block.value.shape[-1]].to(logsumexp.dtype), logsumexp
 
     def backward(
-        self,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        output: Tensor,
-        logsumexp: Tensor,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
+        self, gradient: Tensor, block: Attention[Tensor], output: Tensor, logsumexp: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if not _is_square(block):
+            return self._others.backward(gradient, block, output, logsumexp)
+        query, key, value = block.query, block.key, block.value
         given = gradient, query, key, value, output
-        if not _is_square(query, key, is_causal, band):
-            return self._others.backward(*given, logsumexp, is_causal, scale, band)
         found = _aten._scaled_dot_product_flash_attention_backward(
             *(_aligned(each.to(query.dtype)) for each in given),
             logsumexp.contiguous(),
@@ -95,65 +78,54 @@ class FlashOnGpu(Kernel[Tensor]):
             query.shape[2],
             key.shape[2],
             0.0,
-            is_causal,
+            block.is_causal,
             query.new_empty(2, dtype=torch.uint64),  # of dropout, of which there is none
             query.new_empty((), dtype=torch.uint64),
-            scale=scale,
+            scale=block.scale,
         )
         return _cut(found, query, key, value)
 
 
-def _is_square(query: Tensor, key: Tensor, is_causal: bool, band: Band | None) -> bool:
+def _is_square(block: Attention[Tensor]) -> bool:
     """Return whether flash attention computes the block: its causal attention lets the last query
     look at the last key, so there must be as many keys as queries.
     """
-    return band is None and not (is_causal and query.shape[2] != key.shape[2])
+    is_uneven = block.query.shape[2] != block.key.shape[2]
+    return block.band is None and not (block.is_causal and is_uneven)
 
 
 class Efficient(Kernel[Tensor]):
     """Memory-efficient attention (Rabe and Staats, 2021), which also takes float32 and masks."""
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        operands = map(_aligned, (query, _repeated(key, query), _repeated(value, query)))
+    def forward(self, block: Attention[Tensor]) -> tuple[Tensor, Tensor]:
         output, logsumexp, *_ = _aten._scaled_dot_product_efficient_attention(
-            *operands, _bias(query, key, band), True, 0.0, is_causal, scale=scale
+            *map(_aligned, _for_each_head(block)),
+            _bias(block),
+            True,
+            0.0,
+            block.is_causal,
+            scale=block.scale,
         )
-        output = output[..., : value.shape[-1]].to(logsumexp.dtype)
-        return output, logsumexp[..., : query.shape[2]]
+        output = output[..., : block.value.shape[-1]].to(logsumexp.dtype)
+        return output, logsumexp[..., : block.query.shape[2]]
 
     def backward(
-        self,
-        gradient: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        output: Tensor,
-        logsumexp: Tensor,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
+        self, gradient: Tensor, block: Attention[Tensor], output: Tensor, logsumexp: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        given = gradient, query, _repeated(key, query), _repeated(value, query)
+        query, key, value = block.query, block.key, block.value
+        given = gradient, *_for_each_head(block)
         rows = -logsumexp.shape[-1] % _LOGSUMEXP
         for_query, for_key, for_value, _ = _aten._scaled_dot_product_efficient_attention_backward(
             *(_aligned(each.to(query.dtype)) for each in given),
-            _bias(query, key, band),
+            _bias(block),
             _by_token(_aligned(output.to(query.dtype))),
             pad(logsumexp, (0, rows), value=math.inf).contiguous(),
             query.new_empty((), dtype=torch.int64),  # of dropout, of which there is none
             query.new_empty((), dtype=torch.int64),
             0.0,
             [True, True, True, False],
-            is_causal,
-            scale=scale,
+            block.is_causal,
+            scale=block.scale,
         )
         found = for_query, _summed(for_key, key), _summed(for_value, value)
         return _cut(found, query, key, value)
@@ -174,6 +146,12 @@ def _by_token(tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+def _for_each_head(block: Attention[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the operands of a block, with keys and values for each head of the query."""
+    query = block.query
+    return query, _repeated(block.key, query), _repeated(block.value, query)
+
+
 def _repeated(tensor: Tensor, query: Tensor) -> Tensor:
     """Return keys or values for each head of the query."""
     several = query.shape[1] // tensor.shape[1]
@@ -189,12 +167,12 @@ def _summed(gradient: Tensor, like: Tensor) -> Tensor:
     return gradient.reshape(batch, heads, -1, *rest).sum(2, dtype=torch.float32)
 
 
-def _bias(query: Tensor, key: Tensor, band: Band | None) -> Tensor | None:
+def _bias(block: Attention[Tensor]) -> Tensor | None:
     """Return what is added to scores, (batch, heads, queries, keys), with aligned rows."""
-    if band is None:
+    if block.band is None:
         return None
-    queries, keys = query.shape[2], key.shape[2]
-    mask: Any = hidden(query, queries, keys, band)
+    query, queries, keys = block.query, block.query.shape[2], block.key.shape[2]
+    mask: Any = hidden(query, queries, keys, block.band)
     found: Tensor = pad(mask, (0, -keys % _BIAS))[:, :keys]
     return found.expand(*query.shape[:2], queries, keys)
 

@@ -16,6 +16,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torsh_runtime.parallel.context.sequence import Band
@@ -138,34 +139,27 @@ def kind(like: Array) -> Any:
     return xp.float64 if like.dtype == xp.float64 else xp.float32
 
 
+@dataclass(frozen=True, slots=True)
+class Attention(Generic[V]):
+    """Describes the attention of queries to one block of keys."""
+
+    query: V
+    key: V
+    value: V
+    is_causal: bool
+    scale: float
+    band: Band | None = None
+
+
 class Kernel(ABC, Generic[V]):
     """Computes attention to one block in one way."""
 
     @abstractmethod
-    def forward(
-        self,
-        query: V,
-        key: V,
-        value: V,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
-    ) -> tuple[V, V]:
+    def forward(self, block: Attention[V]) -> tuple[V, V]:
         """Return the output and the logsumexp, in new memory."""
 
     @abstractmethod
-    def backward(
-        self,
-        gradient: V,
-        query: V,
-        key: V,
-        value: V,
-        output: V,
-        logsumexp: V,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
-    ) -> tuple[V, V, V]:
+    def backward(self, gradient: V, block: Attention[V], output: V, logsumexp: V) -> tuple[V, V, V]:
         """Return this block's contributions to the gradients of query, key and value."""
 
 
@@ -184,18 +178,10 @@ class Products(Kernel[Array]):
         """
         self._softcap = softcap
 
-    def forward(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
-    ) -> tuple[Array, Array]:
-        xp, (query, key, value) = functions_of(query), _cast(query, key, value)
-        scores = self._capped(_scores(query, key, scale))
-        _hide(scores, is_causal, band)
+    def forward(self, block: Attention[Array]) -> tuple[Array, Array]:
+        xp, (query, key, value) = functions_of(block.query), _cast(*_operands(block))
+        scores = self._capped(_scores(query, key, block.scale))
+        _hide(scores, block)
         highest = xp.amax(scores, -1)[..., None]
         scores -= highest
         xp.exp(scores, out=scores)
@@ -205,29 +191,20 @@ class Products(Kernel[Array]):
         return _flat(output), _flat(logsumexp)
 
     def backward(
-        self,
-        gradient: Array,
-        query: Array,
-        key: Array,
-        value: Array,
-        output: Array,
-        logsumexp: Array,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
+        self, gradient: Array, block: Attention[Array], output: Array, logsumexp: Array
     ) -> tuple[Array, Array, Array]:
-        xp, heads = functions_of(query), key.shape[1]
-        gradient, query, key, value, output = _cast(gradient, query, key, value, output)
+        xp, heads = functions_of(block.query), block.key.shape[1]
+        gradient, query, key, value, output = _cast(gradient, *_operands(block), output)
         delta = _grouped((gradient * output).sum(-1)[..., None], heads)
         gradient, key, value = _grouped(gradient, heads), key[:, :, None], value[:, :, None]
-        weights = self._capped(_scores(query, key[:, :, 0], scale))
+        weights = self._capped(_scores(query, key[:, :, 0], block.scale))
         slope = None if self._softcap is None else 1 - (weights / self._softcap) ** 2
-        _hide(weights, is_causal, band)
+        _hide(weights, block)
         weights -= _grouped(logsumexp[..., None], heads)
         xp.exp(weights, out=weights)
         for_value = (weights.swapaxes(-1, -2) @ gradient).sum(2)
         weights *= gradient @ value.swapaxes(-1, -2) - delta
-        weights *= scale
+        weights *= block.scale
         if slope is not None:
             weights *= slope
         for_key = (weights.swapaxes(-1, -2) @ _grouped(query, heads)).sum(2)
@@ -246,6 +223,10 @@ def _cast(*arrays: Array) -> list[Array]:
     return [cast(each, kind(each)) for each in arrays]
 
 
+def _operands(block: Attention[V]) -> tuple[V, V, V]:
+    return block.query, block.key, block.value
+
+
 def _grouped(array: Array, heads: int) -> Array:
     """View (batch, heads, L, E) as (batch, kv_heads, queries of one key, L, E)."""
     batch, _, *rest = array.shape
@@ -262,11 +243,10 @@ def _scores(query: Array, key: Array, scale: float) -> Array:
     return (_grouped(query, key.shape[1]) * scale) @ key[:, :, None].swapaxes(-1, -2)
 
 
-def _hide(scores: Array, is_causal: bool, band: Band | None) -> None:
+def _hide(scores: Array, block: Attention[Array]) -> None:
     """Set scores of keys that a query does not look at to -∞."""
     queries, keys = scores.shape[-2:]
-    if is_causal:
-        band = Band(0, 0, queries)
+    band = Band(0, 0, queries) if block.is_causal else block.band
     if band is not None:
         scores += hidden(scores, queries, keys, band)
 
@@ -302,55 +282,38 @@ class Columns(Kernel[Array]):
         """
         self._kernel, self._lengths = kernel, lengths
 
-    def forward(
-        self,
-        query: Array,
-        key: Array,
-        value: Array,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
-    ) -> tuple[Array, Array]:
-        if not (is_causal and key.shape[2] in self._lengths):
-            return self._kernel.forward(query, key, value, is_causal, scale, band)
-        columns = _columns(key.shape[2])
-        _, first = next(columns)
-        output, logsumexp = self._kernel.forward(query, key[first], value[first], True, scale)
+    def forward(self, block: Attention[Array]) -> tuple[Array, Array]:
+        if not self._cuts(block):
+            return self._kernel.forward(block)
+        columns = _columns(block.key.shape[2])
+        output, logsumexp = self._kernel.forward(_column(block, *next(columns)))
         for rows, column in columns:
-            more = self._kernel.forward(query[rows], key[column], value[column], True, scale)
+            more = self._kernel.forward(_column(block, rows, column))
             merge(output[rows], logsumexp[rows], *more)
         return output, logsumexp
 
     def backward(
-        self,
-        gradient: Array,
-        query: Array,
-        key: Array,
-        value: Array,
-        output: Array,
-        logsumexp: Array,
-        is_causal: bool,
-        scale: float,
-        band: Band | None = None,
+        self, gradient: Array, block: Attention[Array], output: Array, logsumexp: Array
     ) -> tuple[Array, Array, Array]:
-        if not (is_causal and key.shape[2] in self._lengths):
-            return self._kernel.backward(
-                gradient, query, key, value, output, logsumexp, is_causal, scale, band
-            )
-        for_query, for_key, for_value = Sum(query), empty_by_token(key), empty_by_token(value)
-        for rows, column in _columns(key.shape[2]):
+        if not self._cuts(block):
+            return self._kernel.backward(gradient, block, output, logsumexp)
+        for_query = Sum(block.query)
+        for_key, for_value = empty_by_token(block.key), empty_by_token(block.value)
+        for rows, column in _columns(block.key.shape[2]):
+            own = _column(block, rows, column)
             more, for_key[column], for_value[column] = self._kernel.backward(
-                gradient[rows],
-                query[rows],
-                key[column],
-                value[column],
-                output[rows],
-                logsumexp[rows],
-                True,
-                scale,
+                gradient[rows], own, output[rows], logsumexp[rows]
             )
             for_query.add(rows, more)
         return for_query.array(), for_key, for_value
+
+    def _cuts(self, block: Attention[Array]) -> bool:
+        return block.is_causal and block.key.shape[2] in self._lengths
+
+
+def _column(block: Attention[Array], rows: Place, column: Place) -> Attention[Array]:
+    query, key, value = block.query[rows], block.key[column], block.value[column]
+    return Attention(query, key, value, True, block.scale)
 
 
 def _columns(length: int) -> Iterator[tuple[Place, Place]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.ddp.bucket import Hook
@@ -84,3 +85,17 @@ def name_of(hook: str | Hook | None) -> str | None:
         return hook
     name: str = getattr(hook, "__qualname__", type(hook).__qualname__)
     return name
+
+
+def fields_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of BucketConfig that were given by name; raise ConfigError for others."""
+    fields = dict(given)
+    if "bucket_cap_mb" in fields:
+        fields["bucket_size_mb"] = fields.pop("bucket_cap_mb") or BucketConfig().bucket_size_mb
+    unknown = sorted(fields.keys() - set(BucketConfig.__dataclass_fields__))
+    if unknown:
+        raise ConfigError(
+            f"DistributedDataParallel has no option {', '.join(unknown)}; it has those of "
+            f"BucketConfig: {', '.join(BucketConfig.__dataclass_fields__)}"
+        )
+    return fields

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.agreement import texts_of_all
@@ -28,6 +27,7 @@ from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.ddp.bucket import Bucket, Hook
 from torsh_runtime.parallel.ddp.buckets import Buckets
 from torsh_runtime.parallel.ddp.config import BucketConfig
+from torsh_runtime.parallel.ddp.problems import check_broken_off, joined, why_late
 from torsh_runtime.parallel.replicas import Replicas
 
 
@@ -204,7 +204,7 @@ class Reducer:
     def _come(self, under_way: _Pass, number: int) -> None:
         usual = 1 if self._usual is None else self._usual[number]
         if number in under_way.placed:
-            under_way.problems.append(f"{self._name(number)} {_why_late(under_way.came[number])}")
+            under_way.problems.append(f"{self._name(number)} {why_late(under_way.came[number])}")
         elif under_way.came[number] == usual:
             self._place_all(under_way, [number])
 
@@ -328,12 +328,12 @@ class Reducer:
         padded[0], self._broken_off = min(self._broken_off, 255), 0
         padded[8:][: bits.size] = bits
         rows = self._group.all_gather_numbers(padded.view(np.int64)).view(np.uint8)
-        _check_broken_off(rows[:, 0])
+        check_broken_off(rows[:, 0])
         everyone = np.unpackbits(np.bitwise_or.reduce(rows[:, 8:], axis=0))[: own.size]
         if not everyone[1]:
             return None
         if everyone[0]:
-            texts = texts_of_all(self._group, _joined(ended.problems, "; "))
+            texts = texts_of_all(self._group, joined(ended.problems, "; "))
             raise GradientError({rank: text for rank, text in enumerate(texts) if text})
         return {*np.flatnonzero(everyone[2:]).tolist()} if finds_unused else {*used}
 
@@ -354,7 +354,7 @@ class Reducer:
         return f"parameter {self._parameters[number][0]!r}"
 
     def _names(self, numbers: Sequence[int]) -> str:
-        names = _joined([repr(self._parameters[number][0]) for number in numbers], ", ")
+        names = joined([repr(self._parameters[number][0]) for number in numbers], ", ")
         return f"parameter{'s' if len(numbers) > 1 else ''} {names}"
 
 
@@ -375,36 +375,3 @@ def _leave(ended: _Pass) -> None:
     for _, pending in ended.pending:
         with suppress(Exception):  # the pass has failed already
             pending.wait()
-
-
-def _check_broken_off(passes: NDArray[np.uint8]) -> None:
-    """Raise GradientError if some ranks have broken off more backward passes than others."""
-    least = int(passes.min())
-    found = {int(rank): int(passes[rank]) - least for rank in np.flatnonzero(passes > least)}
-    if found:
-        raise GradientError(
-            {
-                rank: f"broke off {more} backward pass(es) that others ended, by an exception, and "
-                f"is as many batches ahead: let such a rank end, or have all ranks skip the batch"
-                for rank, more in found.items()
-            }
-        )
-
-
-def _why_late(times: int) -> str:
-    """Return why a gradient that comes for the `times`-th time came after it was placed."""
-    if times > 1:
-        return (
-            "got its gradient again after it was taken for complete, as in reentrant checkpoints "
-            "that share it: set static_graph=True"
-        )
-    return (
-        "got a gradient, and the model's outputs do not depend on it: return all that the loss is "
-        "made of, in lists, tuples, dicts or dataclasses, or set overlap_communication=False"
-    )
-
-
-def _joined(texts: Sequence[str], separator: str, most: int = 5) -> str:
-    """Join the first `most` texts, and say how many more there are."""
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return separator.join(texts[:most]) + more

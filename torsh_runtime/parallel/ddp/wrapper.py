@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
-from weakref import WeakSet
 
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
@@ -17,7 +16,7 @@ from torsh_runtime.framework import Module, framework_of, framework_of_model
 from torsh_runtime.framework.models import all_parameters, kind_of, trained_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL, send_from
 from torsh_runtime.parallel.ddp.bucket import Hook
-from torsh_runtime.parallel.ddp.config import BucketConfig, name_of
+from torsh_runtime.parallel.ddp.config import BucketConfig, fields_of, name_of
 from torsh_runtime.parallel.ddp.join import Joining
 from torsh_runtime.parallel.ddp.reducer import Reducer
 from torsh_runtime.parallel.groups import group_of
@@ -98,7 +97,7 @@ class DistributedDataParallel:
         self._has_buffers = any(True for _ in module.named_buffers())  # a walk through the model
         with Attempt() as attempt:
             _check_devices(device_ids)
-            self._config = replace(config or self._config, **_fields(fields))
+            self._config = replace(config or self._config, **fields_of(fields))
             _check_parameters(module)
         options = _options(self._config, broadcast_buffers, init_sync)
         if self._group.is_unmet and attempt.error is None:
@@ -117,7 +116,7 @@ class DistributedDataParallel:
             self._reducer = Reducer(module, self._replicas, self._config, compare)
         if self._config.gradient_compression is not None:
             self._compress(self._config.gradient_compression)
-        _present.add(self)
+        self._group.wrappers.add(self)
         # Not bound, for a cycle would keep the model's hooks after the wrapper is gone.
         self._before_call = self._framework.untraced(DistributedDataParallel._prepare)
         self._after_call = self._framework.untraced(DistributedDataParallel._expect)
@@ -329,14 +328,6 @@ class DistributedDataParallel:
         self._reducer.follow(outputs)
 
 
-_present: WeakSet[DistributedDataParallel] = WeakSet()
-
-
-def wrappers_of(group: ProcessGroup) -> list[DistributedDataParallel]:
-    """Return all wrappers of this process that average over the group, wherever they are held."""
-    return [each for each in _present if each.process_group is group]
-
-
 def _unpickled(
     module: Module,
     config: BucketConfig,
@@ -397,16 +388,3 @@ def _check_devices(device_ids: object) -> None:
         raise ConfigError(
             f"device_ids={list(device_ids)}: one process drives one device; start one for each"
         )
-
-
-def _fields(given: dict[str, Any]) -> dict[str, Any]:
-    fields = dict(given)
-    if "bucket_cap_mb" in fields:
-        fields["bucket_size_mb"] = fields.pop("bucket_cap_mb") or BucketConfig().bucket_size_mb
-    unknown = sorted(fields.keys() - set(BucketConfig.__dataclass_fields__))
-    if unknown:
-        raise ConfigError(
-            f"DistributedDataParallel has no option {', '.join(unknown)}; it has those of "
-            f"BucketConfig: {', '.join(BucketConfig.__dataclass_fields__)}"
-        )
-    return fields

@@ -7,10 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.framework import Framework
-from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
-from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param import Stored
 from torsh_runtime.parallel.fsdp.storage import GatheredStorage
 
 _LARGE = 1 << 20
@@ -26,14 +23,8 @@ class DeviceStorage(GatheredStorage):
 
     drops_gradients = overwrites = True
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-    ) -> None:
-        super().__init__(framework, flat, group, ledger)
+    def __init__(self, stored: Stored) -> None:
+        super().__init__(stored)
         self.shard[...] = 0  # padding, too
         self._held: dict[int, Any] = {}
         self._is_overwritten = False

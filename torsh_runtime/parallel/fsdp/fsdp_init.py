@@ -1,20 +1,11 @@
-"""Prepares a model for sharding: checks it, finds the ranks, and makes its units.
-
-What would misuse a sharded model afterwards is refused by guard().
-"""
+"""Prepares a model for sharding: checks it, finds the ranks, and makes its units."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import partial
-from typing import Any, NoReturn
-from weakref import WeakKeyDictionary
+from typing import Any
 
-from torsh_runtime.backends.native.host_info import node_here
-from torsh_runtime.comm.agreement import texts_of_all
-from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.comm.subgroups import split_group
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Framework, Module, framework_of
 from torsh_runtime.framework.models import (
@@ -26,29 +17,20 @@ from torsh_runtime.framework.models import (
     kind_of,
     own_initialiser,
 )
-from torsh_runtime.framework.parts import Part
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
-from torsh_runtime.parallel.fsdp.config import (
-    FsdpConfig,
-    Parameters,
-    ShardingStrategy,
-    is_within,
-    precision_of,
-    units_of,
-)
+from torsh_runtime.parallel.fsdp.config import FsdpConfig, ShardingStrategy, precision_of
 from torsh_runtime.parallel.fsdp.device_storage import DeviceStorage
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
-from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy
+from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState, owning
-from torsh_runtime.parallel.fsdp.node_storage import Nodes, NodeStorage
+from torsh_runtime.parallel.fsdp.node_storage import Nodes, NodeStorage, by_node, nodes_of
 from torsh_runtime.parallel.fsdp.offloaded_storage import OffloadedStorage
 from torsh_runtime.parallel.fsdp.storage import CommonStorage, GatheredStorage, ReplicatedStorage
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
+from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, units_of
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.layouts import layouts_of
-from torsh_runtime.parallel.parts_of_state import refusing
 from torsh_runtime.parallel.replicas import Replicas
 
 
@@ -63,58 +45,11 @@ def groups_of(given: Any, strategy: object) -> tuple[Any, Any]:
     if isinstance(given, tuple | list) and len(given) == 2:
         return given[0], given[1]
     if given is None:
-        return _by_node(group_of(None))
+        return by_node(group_of(None))
     raise ConfigError(
         "sharding_strategy 'hybrid' takes process_group=(those to shard over, those with the same "
         "part), or a DeviceMesh of two axes, replicas first; None shards in each node"
     )
-
-
-_NODES: WeakKeyDictionary[ProcessGroup, Nodes | None] = WeakKeyDictionary()
-
-
-def nodes_of(group: ProcessGroup) -> Nodes | None:
-    """Return the group's nodes if there are several with equally many ranks each, and more than
-    one; else None, on all ranks. Models of the same ranks share them, and their groups."""
-    if group not in _NODES:
-        _NODES[group] = _found_nodes(group)
-    return _NODES[group]
-
-
-def _found_nodes(group: ProcessGroup) -> Nodes | None:
-    if group.is_in_node or group.world_size == 1:
-        return None
-    members = _members(group)
-    sizes = {len(each) for each in members}
-    if len(members) < 2 or len(sizes) > 1 or sizes == {1}:
-        return None
-    here, likes = _split(group, members)
-    return Nodes(here, likes, members) if here.is_in_node else None
-
-
-def _by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
-    members = _members(group)
-    if len({len(each) for each in members}) > 1:
-        raise ConfigError(
-            f"sharding_strategy 'hybrid' shards in each node, and nodes have unequal numbers of "
-            f"ranks, {', '.join(str(len(each)) for each in members)}: pass process_group"
-        )
-    return _split(group, members)
-
-
-def _members(group: ProcessGroup) -> list[list[int]]:
-    """Return the ranks of each node."""
-    nodes: dict[str, list[int]] = {}
-    for rank, node in enumerate(texts_of_all(group, repr(node_here()))):
-        nodes.setdefault(node, []).append(rank)
-    return [*nodes.values()]
-
-
-def _split(group: ProcessGroup, members: list[list[int]]) -> tuple[ProcessGroup, ProcessGroup]:
-    """Return the group of this rank's node, and that of the ranks with its place in each node."""
-    likes = [list(each) for each in zip(*members, strict=True)]
-    here, like = (split_group(group, parts) for parts in (members, likes))
-    return group_of(here), group_of(like)
 
 
 def check_parameters(model: Module, config: FsdpConfig) -> None:
@@ -334,23 +269,24 @@ class UnitMaker:
         precision = precision_of(dtype, self._config.mixed_precision)
         if is_replicated:
             flat = FlatParameter(named, precision, 1, 0)
-            return flat, ReplicatedStorage(framework, flat, group, self._ledger)
+            return flat, ReplicatedStorage(Stored(framework, flat, group, self._ledger))
         is_on_host = has_host_memory(named[0][1])
         flat = FlatParameter(
             named, precision, group.world_size, group.rank, wants_even=not is_on_host
         )
+        stored = Stored(framework, flat, group, self._ledger)
         if not is_on_host:
             kind = OffloadedStorage if self._config.offloads else DeviceStorage
-            return flat, kind(framework, flat, group, self._ledger)
+            return flat, kind(stored)
         whole = None
         is_met = not group.is_unmet  # or it gets memory when it has joined the others
         if is_met and (group is self._group or self._group.is_in_node):  # for all meet, or none
             whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
         if whole is not None:
-            return flat, CommonStorage(framework, flat, group, self._ledger, whole)
+            return flat, CommonStorage(stored, whole)
         if self._nodes is not None and group is self._group:
-            return flat, NodeStorage(framework, flat, group, self._ledger, self._nodes)
-        return flat, GatheredStorage(framework, flat, group, self._ledger)
+            return flat, NodeStorage(stored, self._nodes)
+        return flat, GatheredStorage(stored)
 
 
 def has_host_memory(parameter: Any) -> bool:
@@ -385,82 +321,3 @@ def _offloading(
 def _called_with(framework: Framework, dtype: str, call: Any, inputs: Any, named: Any) -> Any:
     inputs, named = cast_inputs(framework, (inputs, named), dtype)
     return call(*inputs, **named)
-
-
-WRAPPER, FUNCTION = "FullyShardedDataParallel", "fully_shard"
-
-_GUARDED = "_torsh_is_guarded"
-
-NO_COPIES = (
-    "a model in FullyShardedDataParallel or of fully_shard() is neither copied nor pickled, nor "
-    "are its modules, for a rank has parts of them only: save state_dict() or use a "
-    "tr.checkpoint.Checkpointer; for a second model build it anew and shard it; for averages of "
-    "parameters keep copies of those that model.parameters() has on each rank"
-)
-
-_CLIPPING = {
-    WRAPPER: (
-        "model.clip_grad_norm_(max_norm), or tr.clip_grad_norm_(model, max_norm, mesh) on a mesh"
-    ),
-    FUNCTION: "tr.clip_grad_norm_(model, max_norm), with mesh=mesh if the model is on a mesh",
-}
-
-_STATE_OF_PARTS = {
-    WRAPPER: (
-        "the state of a module within a FullyShardedDataParallel has this rank's parts of "
-        "parameters, which are not to be taken for whole ones: call state_dict() of the wrapper, "
-        "on all ranks, as in model.module.save_pretrained(path, state_dict=model.state_dict())"
-    ),
-    FUNCTION: (
-        "the state of a module within one that fully_shard() was given has this rank's parts of "
-        "parameters, which are not to be taken for whole ones: call state_dict() of the module "
-        "that was given, on all ranks"
-    ),
-}
-
-
-class NoCopies:
-    """Makes copying and pickling raise ConfigError. Each unit's module holds one."""
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        raise ConfigError(NO_COPIES)
-
-    def __reduce__(self) -> NoReturn:
-        raise ConfigError(NO_COPIES)
-
-
-def _is_everyone(group: ProcessGroup, copies: Replicas | None) -> bool:
-    """Return whether the group, with those that replicate its parts, has all ranks."""
-    ranks = group.world_size * (copies.group.world_size if copies is not None else 1)
-    try:
-        return group_of(None).world_size == ranks
-    except ConfigError:  # without a default group that is not known
-        return False
-
-
-def guard(model: Module, passes: FSDPState, copies: Replicas | None, asked_by: str) -> None:
-    """Refuse what would take parts of parameters for whole ones. asked_by: the class or function
-    that has sharded the model."""
-    framework, here = framework_of(model), weakref.ref(passes)  # which hooks do not keep alive
-
-    def is_whole() -> bool:
-        found = here()
-        return found is not None and found.is_outermost_summoned()
-
-    owner = owning(passes)
-    for unit in passes.units:
-        for flat, memory in unit.laid:
-            if not unit.is_replicated and memory.group.world_size > 1:
-                is_everyone = _is_everyone(memory.group, copies)
-                clipping = None if is_everyone else _CLIPPING[asked_by]
-                for name, each in zip(flat.names, flat.parameters, strict=True):
-                    framework.mark(each, Part(name, memory.group, 0, clipping, owner))
-        vars(unit.module)["_torsh_no_copies"] = NoCopies()
-    parts = {id(each) for u in passes.units if not u.is_replicated for each in u.parameters}
-    roots = {id(unit.module) for unit in passes.units if not unit.is_replicated}
-    for _, module in model.named_modules():
-        own = vars(module)
-        has_parts = any(id(each) in parts for _, each in module.named_parameters(recurse=False))
-        if (has_parts or id(module) in roots) and _GUARDED not in own:
-            own[_GUARDED] = own["_torsh_no_copies"] = NoCopies()
-            framework.on_state_dict(module, refusing(_STATE_OF_PARTS[asked_by], is_whole))

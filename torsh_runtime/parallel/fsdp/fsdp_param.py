@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.group import ProcessGroup
@@ -18,6 +19,16 @@ from torsh_runtime.framework.models import kind_of, on_gradient, shaped
 from torsh_runtime.framework.protocol import Call
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Describes what a storage is for: a flat parameter of the ranks of a group."""
+
+    framework: Framework
+    flat: FlatParameter
+    group: ProcessGroup
+    ledger: MemoryAccounting
 
 
 class StorageStrategy(ABC):
@@ -46,16 +57,11 @@ class StorageStrategy(ABC):
     whole: Any
     shard: Any
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-    ) -> None:
-        self._framework, self._flat, self._group, self.ledger = framework, flat, group, ledger
-        self._precision = flat.precision
-        self._like: Any = flat.parameters[0]
+    def __init__(self, stored: Stored) -> None:
+        self._framework, self._flat = stored.framework, stored.flat
+        self._group, self.ledger = stored.group, stored.ledger
+        self._precision = self._flat.precision
+        self._like: Any = self._flat.parameters[0]
         self.gradients: Any = None
         self._counted = 0
 
@@ -64,10 +70,13 @@ class StorageStrategy(ABC):
         """Return the ranks that have parts of it."""
         return self._group
 
-    @abstractmethod
-    def remade(self, flat: FlatParameter) -> StorageStrategy:
+    def remade(self, flat: FlatParameter) -> Self:
         """Return a storage of the same kind for another flat parameter of the same ranks. All ranks
         call it."""
+        return type(self)(self._described(flat))
+
+    def _described(self, flat: FlatParameter) -> Stored:
+        return Stored(self._framework, flat, self._group, self.ledger)
 
     @abstractmethod
     def publish(self) -> None:

@@ -16,7 +16,7 @@ from torsh_runtime.framework.models import has_hook_of_program
 from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
-from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam, StorageStrategy
+from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam, StorageStrategy, Stored
 from torsh_runtime.parallel.fsdp.storage import common_storage
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.replicas import Replicas
@@ -137,7 +137,7 @@ class FSDPParamGroup:
             return
         laid, slots = [], []
         for flat, memory in self.laid:
-            storage = common_storage(self._framework, flat, memory.group, memory.ledger)
+            storage = common_storage(Stored(self._framework, flat, memory.group, memory.ledger))
             made = self._slots_of(flat, storage)
             former = [slot for slot in self._slots if slot.memory is memory]
             for slot, other in zip(made, former, strict=True):

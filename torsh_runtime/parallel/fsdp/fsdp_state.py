@@ -10,49 +10,32 @@ from typing import Any
 
 from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import CommMismatch, ConfigError, GradientError
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.models import differentiable, on_forward
-from torsh_runtime.monitoring.marks import Span, own_marks, section
+from torsh_runtime.monitoring.marks import Span, own_marks
 from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.fsdp.awaiting import AwaitedValues
-from torsh_runtime.parallel.fsdp.config import FsdpConfig, is_within
+from torsh_runtime.parallel.fsdp.config import FsdpConfig
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.owners import owners_of
 from torsh_runtime.parallel.fsdp.prefetching import Prefetching
-from torsh_runtime.parallel.fsdp.record import (
-    SAME_PARAMETERS,
-    Record,
-    check_outputs,
-    used_by_any,
-)
+from torsh_runtime.parallel.fsdp.record import check_outputs, used_by_any
+from torsh_runtime.parallel.fsdp.reduction import Reduction
 from torsh_runtime.parallel.fsdp.training_state import TrainingState
-from torsh_runtime.parallel.operations import is_finite
+from torsh_runtime.parallel.fsdp.wrapping import is_within
 from torsh_runtime.parallel.replicas import Replicas
 
-_MOST_UNDER_WAY = 1
 
-
-def _lender(passes: FSDPState) -> Callable[[Any], None]:
-    """Return a function that makes a parameter whole, without keeping the passes alive."""
+def weakly(passes: FSDPState, method: Callable[[FSDPState, Any], None]) -> Callable[[Any], None]:
+    """Return a function that calls a method of the outermost state, without keeping it alive."""
     here = weakref.ref(passes)
 
-    def lend(parameter: Any) -> None:
+    def call(given: Any) -> None:
         if (found := here()) is not None:
-            found.outermost().lend(parameter)
+            method(found.outermost(), given)
 
-    return lend
-
-
-def owning(passes: FSDPState) -> Callable[[Sequence[Any]], None]:
-    """Return a function that calls own() of the outermost state, without keeping it alive."""
-    here = weakref.ref(passes)
-
-    def own(parameters: Sequence[Any]) -> None:
-        if (found := here()) is not None:
-            found.outermost().own(parameters)
-
-    return own
+    return call
 
 
 class FSDPState:
@@ -67,11 +50,9 @@ class FSDPState:
         replicas: Replicas | None = None,
     ) -> None:
         """Create the state. replicas: the ranks that have the same part."""
-        self._replicas = replicas
-        self._alike = [group, replicas.group] if replicas is not None else [group]
-        """The groups whose ranks have to use the same parameters."""
         self._framework, self._group, self._config = framework_of(model), group, config
         self.units = [*units]
+        self._reduction = Reduction(self.units, group, replicas, config.check_nan)
         self.is_averaging = True
         self.training_state = TrainingState.FORWARD_BACKWARD
         self._outer: FSDPState | None = None
@@ -79,12 +60,10 @@ class FSDPState:
         self._prefetching = Prefetching(config)
         self._is_ending = False
         self._span: Span | None = None
-        self._under_way: list[FSDPParamGroup] = []
-        self._record = Record()
         self._beginner: FSDPParamGroup | None = None
         """The unit whose call is the present forward pass."""
         self._is_in_method = False
-        self._watched = self._framework.watched(_lender(self))
+        self._watched = self._framework.watched(weakly(self, FSDPState.lend))
         self._added = Added(model)
         self.awaiting = AwaitedValues()
         for unit in units:
@@ -187,7 +166,7 @@ class FSDPState:
             return
         self.hold()
         self.training_state = TrainingState.FORWARD_BACKWARD
-        with self._in_step():
+        with self._reduction.in_step():
             for unit in self.units[::-1]:
                 for number in unit.there():
                     self._take(unit, number)
@@ -265,8 +244,7 @@ class FSDPState:
         """Discard what came in a backward pass that was broken off."""
         self._is_ending = False
         self._end_span()
-        self._record = Record()
-        self._under_way.clear()
+        self._reduction.void()
         for unit in self.units:
             unit.void()
 
@@ -346,7 +324,7 @@ class FSDPState:
 
     def _before_backward(self, unit: FSDPParamGroup) -> None:
         self._expect_end()
-        with self._in_step():
+        with self._reduction.in_step():
             for each in self.units:
                 if each is unit or each.is_lent:
                     each.unshard()
@@ -361,7 +339,7 @@ class FSDPState:
 
     def _on_gradient(self, unit: FSDPParamGroup, number: int) -> None:
         self._expect_end()  # where outputs were in what is not looked into
-        with self._in_step():
+        with self._reduction.in_step():
             self._take(unit, number)
 
     def _is_any_averaging(self) -> bool:
@@ -375,39 +353,23 @@ class FSDPState:
         if not averages:
             return
         if unit.reduces_each:
-            self._record.note(self.units.index(unit), number)
+            self._reduction.note(unit, number)
         if not is_last:
             return
         is_freed = unit.is_freed_early
         if is_freed:
             unit.show_own()
-        self._reduce(unit, is_freed)
+        self._reduction.begin(unit, is_freed)
         if is_freed:
             unit.reshard()
         self._prefetching.after_backward(unit)
-
-    def _reduce(self, unit: FSDPParamGroup, is_over: bool = True) -> None:
-        """Begin with this unit's gradients, while at most one other's are on their way."""
-        numbers = unit.finish(is_over)
-        if numbers:
-            self._record.note_all(self.units.index(unit), numbers)
-            self._under_way.append(unit)
-        while len(self._under_way) > _MOST_UNDER_WAY:
-            self._wait_for(self._under_way.pop(0))
-
-    def _wait_for(self, unit: FSDPParamGroup) -> None:
-        """Wait until a unit's gradients are reduced, and begin to average them over replicas."""
-        with section("fsdp.wait"):
-            unit.wait()
-        if self._replicas is not None and not unit.averages_late:
-            unit.average(self._replicas)
 
     def _end(self) -> None:
         self._is_ending = False
         if self._framework.is_nested():
             return
         try:
-            with self._in_step():
+            with self._reduction.in_step():
                 self._complete()
         finally:
             self._end_span()
@@ -423,7 +385,7 @@ class FSDPState:
         late = [each for each in late if each.options.is_averaging]
         if not late:
             return
-        for unit, numbers in zip(late, used_by_any(late, self._alike), strict=True):
+        for unit, numbers in zip(late, used_by_any(late, self._reduction.alike), strict=True):
             for number in numbers:
                 unit.keep_zeros(number)
                 self._take(unit, number, is_late=True)
@@ -431,41 +393,12 @@ class FSDPState:
     def _complete(self) -> None:
         if self.is_averaging:
             self._take_late()
-        for unit in self.units:
-            self._reduce(unit)
-        while self._under_way:
-            self._wait_for(self._under_way.pop(0))
+        self._reduction.end()
         for unit in self.units:
             unit.reshard()
-        record, self._record = self._record, Record()
         if not self._is_any_averaging():
+            self._reduction.void()
             self.meet()
             return
-        for group in self._alike:
-            record.check_same([unit.names() for unit in self.units], group)
-        self._settle()
-        if self._config.check_nan:
-            gradients = [each for unit in self.units for each in unit.gradients()]
-            are_finite = all(is_finite(each.data) for each in gradients)
-            record.check_finite(are_finite, self._group)
+        self._reduction.settle()
         own_marks().step_by(self)
-
-    def _settle(self) -> None:
-        """Let gradients be the averages over all ranks that have some."""
-        for unit in self.units:
-            unit.settle()
-        if self._replicas is not None:
-            for unit in self.units:
-                unit.average(self._replicas)
-            with section("fsdp.wait"):
-                for unit in self.units:
-                    unit.wait_for_replicas()
-
-    @contextmanager
-    def _in_step(self) -> Iterator[None]:
-        """Raise GradientError if other ranks make different calls in their backward passes."""
-        try:
-            yield
-        except CommMismatch as error:
-            text = f"{SAME_PARAMETERS}, and they made different calls in a backward pass: {error}"
-            raise GradientError({self._group.rank: text}) from error

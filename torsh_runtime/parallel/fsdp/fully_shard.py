@@ -11,8 +11,8 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Framework, framework_of_model
 from torsh_runtime.framework.models import around_forward, cast_inputs, is_meta
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.fsdp.fsdp_init import FUNCTION
 from torsh_runtime.parallel.fsdp.fsdp_module import FSDPModule
+from torsh_runtime.parallel.fsdp.guard import FUNCTION
 from torsh_runtime.parallel.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy, config_of
 from torsh_runtime.parallel.fsdp.sharding import Sharding
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Self
+from weakref import WeakKeyDictionary
 
 from torsh_runtime.arrays.pages import give_back
 from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.backends.native.host_info import node_here
+from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.framework import Framework
-from torsh_runtime.framework.models import common_memory
-from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
+from torsh_runtime.comm.subgroups import split_group
+from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.models import (
+    common_memory,
+)
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param import Stored
 from torsh_runtime.parallel.fsdp.storage import GatheredStorage
+from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.regions.arrays import copied
 
 
@@ -56,22 +63,15 @@ class NodeStorage(GatheredStorage):
 
     is_common = True
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-        nodes: Nodes,
-    ) -> None:
+    def __init__(self, stored: Stored, nodes: Nodes) -> None:
         self._nodes = nodes
-        super().__init__(framework, flat, group, ledger)
+        super().__init__(stored)
         self._shares = [self._parts[members[nodes.here.rank]] for members in nodes.members]
         self._is_published = True
         nodes.meet()
 
-    def remade(self, flat: FlatParameter) -> NodeStorage:
-        return NodeStorage(self._framework, flat, self._group, self.ledger, self._nodes)
+    def remade(self, flat: FlatParameter) -> Self:
+        return type(self)(self._described(flat), self._nodes)
 
     def publish(self) -> None:
         self._is_published = True
@@ -128,3 +128,50 @@ class NodeStorage(GatheredStorage):
             nodes.here.reduce_scatter(average, [parts[rank] for rank in members], ReduceOp.AVG)
             averages.append(average)
         return nodes.likes.reduce_scatter(target, averages, ReduceOp.AVG, async_op=True)
+
+
+_NODES: WeakKeyDictionary[ProcessGroup, Nodes | None] = WeakKeyDictionary()
+
+
+def nodes_of(group: ProcessGroup) -> Nodes | None:
+    """Return the group's nodes if there are several with equally many ranks each, and more than
+    one; else None, on all ranks. Models of the same ranks share them, and their groups."""
+    if group not in _NODES:
+        _NODES[group] = _found_nodes(group)
+    return _NODES[group]
+
+
+def _found_nodes(group: ProcessGroup) -> Nodes | None:
+    if group.is_in_node or group.world_size == 1:
+        return None
+    members = _members(group)
+    sizes = {len(each) for each in members}
+    if len(members) < 2 or len(sizes) > 1 or sizes == {1}:
+        return None
+    here, likes = _split(group, members)
+    return Nodes(here, likes, members) if here.is_in_node else None
+
+
+def by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
+    members = _members(group)
+    if len({len(each) for each in members}) > 1:
+        raise ConfigError(
+            f"sharding_strategy 'hybrid' shards in each node, and nodes have unequal numbers of "
+            f"ranks, {', '.join(str(len(each)) for each in members)}: pass process_group"
+        )
+    return _split(group, members)
+
+
+def _members(group: ProcessGroup) -> list[list[int]]:
+    """Return the ranks of each node."""
+    nodes: dict[str, list[int]] = {}
+    for rank, node in enumerate(texts_of_all(group, repr(node_here()))):
+        nodes.setdefault(node, []).append(rank)
+    return [*nodes.values()]
+
+
+def _split(group: ProcessGroup, members: list[list[int]]) -> tuple[ProcessGroup, ProcessGroup]:
+    """Return the group of this rank's node, and that of the ranks with its place in each node."""
+    likes = [list(each) for each in zip(*members, strict=True)]
+    here, like = (split_group(group, parts) for parts in (members, likes))
+    return group_of(here), group_of(like)

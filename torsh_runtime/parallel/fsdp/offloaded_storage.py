@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.framework import Framework
 from torsh_runtime.framework.protocol import Call
-from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.device_storage import DeviceStorage
-from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.fsdp_param import Stored
 
 
 class OffloadedStorage(DeviceStorage):
@@ -23,15 +20,10 @@ class OffloadedStorage(DeviceStorage):
     drops_gradients = False
     averages_late = True
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-    ) -> None:
-        self._device: Any = framework.empty(0, flat.precision.own, flat.parameters[0])
-        super().__init__(framework, flat, group, ledger)
+    def __init__(self, stored: Stored) -> None:
+        flat = stored.flat
+        self._device: Any = stored.framework.empty(0, flat.precision.own, flat.parameters[0])
+        super().__init__(stored)
         self._like = self._device
         self._was_read: Call | None = None
         self._arriving: list[tuple[Call, Any, bool, Any]] = []

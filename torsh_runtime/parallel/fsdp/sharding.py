@@ -17,18 +17,18 @@ from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.agreement import SAME_MODEL
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting, MemoryStats
 from torsh_runtime.parallel.fsdp.awaiting import Awaiting
-from torsh_runtime.parallel.fsdp.config import FsdpConfig, is_within
+from torsh_runtime.parallel.fsdp.config import FsdpConfig
 from torsh_runtime.parallel.fsdp.fsdp_init import (
-    NoCopies,
     UnitMaker,
     change_forward,
     check_no_mesh,
     groups_of,
-    guard,
 )
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
+from torsh_runtime.parallel.fsdp.guard import NoCopies, guard
 from torsh_runtime.parallel.fsdp.training_state import TrainingState
+from torsh_runtime.parallel.fsdp.wrapping import is_within
 from torsh_runtime.parallel.layouts import layouts_by_id, part_of
 from torsh_runtime.parallel.norms import norm_of, power_sums, scale, together
 from torsh_runtime.parallel.replicas import Replicas

@@ -7,13 +7,11 @@ from itertools import pairwise
 from typing import Any, cast
 
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.framework import Framework, Values
+from torsh_runtime.framework import Values
 from torsh_runtime.framework.models import common_memory
 from torsh_runtime.layout import even_cuts
-from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
-from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy
+from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
 from torsh_runtime.parallel.regions.arrays import copied
 
 
@@ -27,15 +25,9 @@ class CommonStorage(StorageStrategy):
 
     is_common = reduces_each = averages_late = True
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-        whole: Any,
-    ) -> None:
-        super().__init__(framework, flat, group, ledger)
+    def __init__(self, stored: Stored, whole: Any) -> None:
+        super().__init__(stored)
+        flat = self._flat
         self.whole = whole
         self.shard = self._own = whole[flat.start : flat.end]
         self._count(flat.own_size, self._precision.computed)
@@ -45,7 +37,7 @@ class CommonStorage(StorageStrategy):
         self._unsettled: dict[int, bool] = {}
 
     def remade(self, flat: FlatParameter) -> CommonStorage:
-        return common_storage(self._framework, flat, self._group, self.ledger)
+        return common_storage(self._described(flat))
 
     def publish(self) -> None:
         if self.shard is not self._own:
@@ -107,38 +99,28 @@ class CommonStorage(StorageStrategy):
         self._unsettled.clear()
 
 
-def common_storage(
-    framework: Framework, flat: FlatParameter, group: ProcessGroup, ledger: MemoryAccounting
-) -> CommonStorage:
+def common_storage(stored: Stored) -> CommonStorage:
     """Make a storage that the ranks of one node share. All of them call it."""
-    whole = common_memory(flat.parameters[0], flat.size, group, flat.precision.computed)
-    return CommonStorage(framework, flat, group, ledger, whole)
+    flat = stored.flat
+    whole = common_memory(flat.parameters[0], flat.size, stored.group, flat.precision.computed)
+    return CommonStorage(stored, whole)
 
 
 class GatheredStorage(StorageStrategy):
     """Gathers the flat parameter on each rank when it is needed, over any connection."""
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-    ) -> None:
-        super().__init__(framework, flat, group, ledger)
+    def __init__(self, stored: Stored) -> None:
+        super().__init__(stored)
         self.whole = self._make_whole()
         self.shard = self._make_shard()
-        self._parts = flat.parts(self.whole)
+        self._parts = self._flat.parts(self.whole)
         self._is_here = True
         self._gathering: Any = None
         self._staged: Any = None
         self._came: set[int] = set()
         self._reducing: list[tuple[Any, Any, bool, Any]] = []
         self._count(self._whole_size, self._precision.computed)
-        self._count(flat.own_size, self._precision.own)
-
-    def remade(self, flat: FlatParameter) -> GatheredStorage:
-        return type(self)(self._framework, flat, self._group, self.ledger)
+        self._count(self._flat.own_size, self._precision.own)
 
     def publish(self) -> None:
         """Do nothing, because it is gathered anew each time."""
@@ -261,19 +243,14 @@ class GatheredStorage(StorageStrategy):
 class ReplicatedStorage(GatheredStorage):
     """Keeps all of a flat parameter on every rank."""
 
-    def __init__(
-        self,
-        framework: Framework,
-        flat: FlatParameter,
-        group: ProcessGroup,
-        ledger: MemoryAccounting,
-    ) -> None:
-        StorageStrategy.__init__(self, framework, flat, group, ledger)
-        self.whole = self.shard = self._new(flat.size, self._precision.computed)
-        self._count(flat.size, self._precision.computed)
-        if self._precision.own != self._precision.computed:
-            self.shard = self._new(flat.size, self._precision.own)
-            self._count(flat.size, self._precision.own)
+    def __init__(self, stored: Stored) -> None:
+        StorageStrategy.__init__(self, stored)
+        size, dtypes = self._flat.size, self._precision
+        self.whole = self.shard = self._new(size, dtypes.computed)
+        self._count(size, dtypes.computed)
+        if dtypes.own != dtypes.computed:
+            self.shard = self._new(size, dtypes.own)
+            self._count(size, dtypes.own)
         self._staged: Any = None
         self._came: set[int] = set()
         self._reducing: list[tuple[Any, Any, bool, Any]] = []

@@ -14,7 +14,7 @@ from torsh_runtime.layout import Piece
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.fsdp.accounting import MemoryStats
 from torsh_runtime.parallel.fsdp.config import AutoWrapPolicy, FsdpConfig, known_fields
-from torsh_runtime.parallel.fsdp.fsdp_init import WRAPPER
+from torsh_runtime.parallel.fsdp.guard import WRAPPER
 from torsh_runtime.parallel.fsdp.sharding import ShardedModule, Sharding
 from torsh_runtime.parallel.layouts import OF_ONE_MODULE
 

@@ -9,6 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torsh_runtime.comm.agreement import agree
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.trees import leaves, mapped
 from torsh_runtime.parallel.pipeline.autograd import Autograd
 from torsh_runtime.parallel.pipeline.giving import own_loss
@@ -87,3 +90,10 @@ def _mapped(call: Callable[[Any], Any], value: Any) -> Any:
     found = mapped(call, value)
     is_output = isinstance(value, dict) and type(value) is not dict
     return type(value)(**found) if is_output else found
+
+
+def agree_on_loss(judged: Judged | None, asked: ProcessGroup) -> None:
+    """Raise ConfigError on all ranks if the loss function is no mean, which one of them has found
+    out."""
+    problem = judged.problem if judged is not None else ""
+    agree(asked, "the loss of PipelineParallel", problem=ConfigError(problem) if problem else None)

@@ -16,12 +16,13 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module, framework_of_model
 from torsh_runtime.framework.models import kind_of, trained_parameters
 from torsh_runtime.parallel.agreement import SAME_MODEL
-from torsh_runtime.parallel.layouts import layouts_by_id
+from torsh_runtime.parallel.layouts import StageRanks, layouts_by_id
 from torsh_runtime.parallel.pipeline import batches, builders
 from torsh_runtime.parallel.pipeline.autograd import autograd_of
 from torsh_runtime.parallel.pipeline.files import load_table
-from torsh_runtime.parallel.pipeline.lanes import device_of
+from torsh_runtime.parallel.pipeline.lanes import Lanes, device_of, lanes_of
 from torsh_runtime.parallel.pipeline.measuring import unchanged
+from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
 from torsh_runtime.parallel.pipeline.simulation import simulate
 from torsh_runtime.parallel.pipeline.splitting import (
     balanced,
@@ -286,3 +287,33 @@ def _parameters(module: Module) -> list[str]:
         f"{name} {shapes.get(id(each), tuple(each.shape))} {kind_of(each)[0]}"
         for name, each in trained_parameters(module)
     ]
+
+
+def part_of(plan: Plan, group: ProcessGroup) -> tuple[dict[int, Any], Any, Lanes | None, Sharing]:
+    """Take this rank's stages, and share tied parameters with other ranks.
+
+    Returns the stages by number, the module with all of them, which gets to know which ranks have
+    the rest, the lanes between the ranks, and what shares the parameters.
+    """
+    own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == group.rank}
+    module = merged(own, plan.modules)
+    tied = shared(plan.modules, plan.placement)
+    ranks = [each.ranks for each in tied]
+    lanes = lanes_of(group, plan.modules, ranks, plan.placement)
+    sharing = Sharing(group, lanes, tied, module)
+    sharing.send_values()
+    each: Any  # modules have other attributes too
+    for each in own.values():
+        each.stage_ranks = StageRanks(group, len(own) == 1, sharing.earlier(each))
+    module.stage_ranks = StageRanks(group, True, sharing.earlier(module))
+    return own, module, lanes, sharing
+
+
+def check_split(name: str, can_split: bool) -> None:
+    """Raise ConfigError for a table that has weight gradients later, where they cannot come so."""
+    if not can_split:
+        raise ConfigError(
+            f"{name} has weight gradients later, and what wrap() made of stages reduces them in "
+            f"backward passes: wrap with DistributedDataParallel or FullyShardedDataParallel, or "
+            f"choose a schedule of whole backward passes"
+        )

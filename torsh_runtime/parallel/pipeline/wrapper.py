@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,32 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Module
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.groups import group_of
-from torsh_runtime.parallel.layouts import StageRanks
-from torsh_runtime.parallel.pipeline import batches, builders
+from torsh_runtime.parallel.pipeline import builders
 from torsh_runtime.parallel.pipeline.autograd import autograd_of
+from torsh_runtime.parallel.pipeline.batch_loss import BatchLoss
 from torsh_runtime.parallel.pipeline.choosing import best_table, of_fewer
 from torsh_runtime.parallel.pipeline.executor import Executor, Work, ahead_of
 from torsh_runtime.parallel.pipeline.failing import Failures
 from torsh_runtime.parallel.pipeline.giving import (
-    Given,
     Giving,
     Purpose,
     own_loss,
     result_of,
     single,
 )
-from torsh_runtime.parallel.pipeline.lanes import lanes_of
-from torsh_runtime.parallel.pipeline.losses import Judged
+from torsh_runtime.parallel.pipeline.losses import Judged, agree_on_loss
 from torsh_runtime.parallel.pipeline.measuring import measured_costs, timeline_of
-from torsh_runtime.parallel.pipeline.planning import Plan, planned, wrapped
+from torsh_runtime.parallel.pipeline.planning import check_split, part_of, planned, wrapped
 from torsh_runtime.parallel.pipeline.replicas import data_group, unreduced
-from torsh_runtime.parallel.pipeline.sharing import Sharing, merged, shared
 from torsh_runtime.parallel.pipeline.simulation import Costs, Simulation, simulate
 from torsh_runtime.parallel.pipeline.stage import REDUCES, Stage
 from torsh_runtime.parallel.pipeline.stale import refuse_stale
@@ -50,10 +45,6 @@ _INSTEAD = {
     "save_pretrained": ": no rank has all layers. Call tr.save_pretrained(pipeline, path) instead",
 }
 """Alternatives to methods that pipelines do not have."""
-_DIVIDED = (
-    f"the batch has {batches.DIVISOR}, and others have other batches, over which that may have "
-    f"been counted or not: leave it out, as labels of all microbatches and replicas are counted"
-)
 
 
 class PipelineParallel:
@@ -135,7 +126,7 @@ class PipelineParallel:
         how = schedule, placement, num_microbatches
         plan = planned(group, everyone, stages, cuts, example, *how)
         self.placement, self._table = plan.placement, plan.table
-        own = self._take_part(plan)
+        own, self.module, self._lanes, self._sharing = part_of(plan, group)
         self.stages = wrapped(own, wrap, everyone, self._data)
         self.module.parallel_wrappers = tuple(self.stages.values()) if wrap else ()
         kept = [self.stages[n] is m or hasattr(self.stages[n], REDUCES) for n, m in own.items()]
@@ -143,7 +134,8 @@ class PipelineParallel:
         self._is_kept = all(kept)
         self._make_executor(plan.modules, checkpoint)
         self._failures = Failures(group, mesh, self._lanes)
-        self._check_split()
+        if self._table is not None and self._table.splits:
+            check_split(self._table.name, self._can_split)
         if cuts is not None:
             refuse_stale(stages, self.module)
         self.costs: Costs | None = None
@@ -156,7 +148,6 @@ class PipelineParallel:
         lanes, placement, last = self._lanes, self.placement, len(modules) - 1
         self._autograd = autograd_of(self.module, None if lanes is None else lanes.like)
         is_whole = hasattr(modules[last], "counted")
-        self._counted: Callable[[Any], float] | None = getattr(modules[last], "counted", None)
         loss_fn = own_loss if is_whole and self._loss_fn is None else self._loss_fn
         self._judged = None if loss_fn is None else Judged(loss_fn, self._autograd)
         self._stages = {
@@ -166,39 +157,17 @@ class PipelineParallel:
         ends, is_own = (placement[0], placement[-1]), loss_fn is own_loss
         counts_rows = not is_own and self._tokens is None
         self._giving = Giving(self.group, self._everyone, ends, is_whole, is_own, counts_rows)
+        counted = getattr(modules[last], "counted", None)
+        how = self._data, is_own, self._tokens, counted
+        self._batch_loss = BatchLoss(self.group, placement[-1], *how)
         wire = Wire(self.group, lanes, self._autograd, placement)
         self._executor = Executor(self.group, self._stages, placement, wire)
-
-    def _take_part(self, plan: Plan) -> dict[int, Any]:
-        """Take this rank's stages, and share tied parameters with other ranks. The module with
-        all of these stages gets to know which ranks have the rest."""
-        rank = self.group.rank
-        own = {n: m for n, m in enumerate(plan.modules) if plan.placement[n] == rank}
-        self.module = merged(own, plan.modules)
-        tied = shared(plan.modules, plan.placement)
-        ranks = [each.ranks for each in tied]
-        self._lanes = lanes_of(self.group, plan.modules, ranks, plan.placement)
-        self._sharing = Sharing(self.group, self._lanes, tied, self.module)
-        self._sharing.send_values()
-        each: Any  # modules have other attributes too
-        for each in own.values():
-            each.stage_ranks = StageRanks(self.group, len(own) == 1, self._sharing.earlier(each))
-        self.module.stage_ranks = StageRanks(self.group, True, self._sharing.earlier(self.module))
-        return own
 
     @cached_property
     def _can_split(self) -> bool:
         """Return whether weight gradients may come later on all ranks, which call this together."""
         own = np.array([self._is_kept], np.int64)
         return bool(self.group.all_gather_numbers(own).all())
-
-    def _check_split(self) -> None:
-        if self._table is not None and self._table.splits and not self._can_split:
-            raise ConfigError(
-                f"{self._table.name} has weight gradients later, and what wrap() made of stages "
-                f"reduces them in backward passes: wrap with DistributedDataParallel or "
-                f"FullyShardedDataParallel, or choose a schedule of whole backward passes"
-            )
 
     if not TYPE_CHECKING:  # a checker would take any name
 
@@ -278,7 +247,11 @@ class PipelineParallel:
             self._table = table.with_reductions()
         weights = self._train(self._table_of, batch, target, scaler=scaler)
         self._sharing.add_gradients()
-        return self._loss(weights)
+        return self._mean(weights)
+
+    def _mean(self, weights: list[float]) -> float:
+        # Messages on GPUs hold nobody up: a stage may have raised meanwhile.
+        return self._batch_loss.mean(self._executor.outputs, weights, self._lanes is not None)
 
     def _table_of(self, count: int) -> Table:
         """Return the schedule for a batch that makes `count` microbatches."""
@@ -336,11 +309,11 @@ class PipelineParallel:
             loss = pipeline.evaluate(batch, target)  # the same on all ranks
             ```
         """
-        problem = self._uncounted(batch)
+        problem = self._batch_loss.uncounted(batch)
         purpose = Purpose(trains=False, has_losses=self._giving.has_own_loss or target is not None)
         table_of = partial(builders.forward_only, self.placement)
         how = table_of, batch, target, purpose, None, problem
-        return self._failures.telling(lambda: self._loss(self._run(*how)))
+        return self._failures.telling(lambda: self._mean(self._run(*how)))
 
     def measure(self, batch: Any, target: Any = None) -> Costs:
         """Measure a microbatch: seconds of its steps, and bytes that it holds. The result is the
@@ -387,7 +360,7 @@ class PipelineParallel:
         for stage in self._stages.values():
             stage.splits = table.splits
         is_last = self.placement[-1] == self.group.rank
-        weights = self._weights(given) if is_last and purpose.has_losses else []
+        weights = self._batch_loss.weights(given) if is_last and purpose.has_losses else []
         scaled = [weight * purpose.scale for weight in weights]
         targets = [single(each) for each in given.targets]
         calls = given.inputs if self._giving.is_whole else []
@@ -403,16 +376,8 @@ class PipelineParallel:
             self._executor.forget()
         if purpose.has_losses and purpose.trains not in self._has_agreed:
             self._has_agreed.add(purpose.trains)
-            self._agree_on_loss(self._everyone if purpose.trains else self.group)
+            agree_on_loss(self._judged, self._everyone if purpose.trains else self.group)
         return weights
-
-    def _agree_on_loss(self, asked: ProcessGroup) -> None:
-        """Raise ConfigError on all ranks if the loss function is no mean, which one of them has
-        found out."""
-        problem = self._judged.problem if self._judged is not None else ""
-        agree(
-            asked, "the loss of PipelineParallel", problem=ConfigError(problem) if problem else None
-        )
 
     def _train(
         self,
@@ -425,53 +390,8 @@ class PipelineParallel:
         if self._loss_fn is None and not self._giving.has_own_loss:
             raise ConfigError("the pipeline has no loss_fn, which training takes: pass it one")
         scale, unfit = scale_of(scaler, self._everyone)
-        problem = unfit or self._unreduced or self._autograd.unfit() or self._uncounted(batch)
+        problem = (
+            unfit or self._unreduced or self._autograd.unfit() or self._batch_loss.uncounted(batch)
+        )
         purpose = Purpose(trains=True, has_losses=True, scale=scale)
         return self._run(table_of, batch, target, purpose, most, problem)
-
-    def _uncounted(self, batch: Any) -> str:
-        """Return why a batch's loss cannot be computed from those of microbatches; "" if it can."""
-        if not self._giving.has_own_loss or self.placement[-1] != self.group.rank:
-            return ""
-        if batches.has_divisor(batch):
-            return "" if self._data is None else _DIVIDED
-        if self._tokens is not None or self._counted is not None:
-            return ""
-        return (
-            "it is not known what the model's own loss is the mean of: pass tokens=, which counts "
-            "that of a microbatch, a loss_fn, or an example= with its labels"
-        )
-
-    def _weights(self, given: Given) -> list[float]:
-        """Return the weight of each microbatch in the mean over all microbatches. Weights
-        compensate for the division by the mean along data axes."""
-        if self._giving.has_own_loss:
-            if any(batches.DIVISOR in each.named for each in given.inputs):
-                return [1.0 for _ in given.inputs]
-            count = self._counted if self._tokens is None else self._by_tokens
-            assert count is not None, "it has been refused otherwise"
-            counts = [float(count(each)) for each in given.inputs]
-        else:
-            counts = batches.counts([single(each) for each in given.targets], self._tokens)
-        total = np.array([sum(counts)])
-        if self._data is not None:
-            self._data.all_reduce(total)
-            total /= self._data.world_size
-        return [count / float(total[0]) if total[0] else math.nan for count in counts]
-
-    def _by_tokens(self, call: Any) -> float:
-        assert self._tokens is not None, "the caller knows"
-        return float(self._tokens(call.named))
-
-    def _loss(self, weights: list[float]) -> float:
-        found = np.zeros(1)
-        if self.placement[-1] == self.group.rank:
-            losses = self._executor.outputs
-            found[0] = sum(w * float(losses[m].item()) for m, w in enumerate(weights) if w)
-            if self._data is not None:
-                self._data.all_reduce(found)
-                found /= self._data.world_size
-        if self._lanes is not None:
-            self.group.barrier()  # messages on GPUs hold nobody up: has a stage raised meanwhile?
-        self.group.broadcast(found, self.placement[-1])
-        return float(found[0])

@@ -17,7 +17,8 @@ from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import sharded, unit_of
 from torsh_runtime.parallel.tensor.kinds import StandIn, has_stand_in, replaced
-from torsh_runtime.parallel.tensor.layers import Layer, RowParallelLinear
+from torsh_runtime.parallel.tensor.layer import Layer
+from torsh_runtime.parallel.tensor.layers import RowParallelLinear
 from torsh_runtime.parallel.tensor.parts import Layouts
 from torsh_runtime.parallel.tensor.plan import Cut, Own, Part, Scatter, Shared, Summed, Whole
 from torsh_runtime.parallel.tensor.streams import drawing_part

@@ -26,7 +26,7 @@ from torsh_runtime.parallel.tensor.axis import (
 )
 from torsh_runtime.parallel.tensor.checks import check_plan
 from torsh_runtime.parallel.tensor.kits import Kit, layers_of
-from torsh_runtime.parallel.tensor.layers import Layer
+from torsh_runtime.parallel.tensor.layer import Layer
 from torsh_runtime.parallel.tensor.outputs import refuse_parts
 from torsh_runtime.parallel.tensor.parts import (
     Layouts,

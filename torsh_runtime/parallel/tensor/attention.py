@@ -11,7 +11,7 @@ from torsh_runtime.layout import Shard
 from torsh_runtime.parallel.tensor.axis import Axis, axis_of
 from torsh_runtime.parallel.tensor.cuts import QueryHeads, cuts, sharded
 from torsh_runtime.parallel.tensor.kits import layers_of
-from torsh_runtime.parallel.tensor.layers import Layer
+from torsh_runtime.parallel.tensor.layer import Layer
 from torsh_runtime.parallel.tensor.parts import Layouts
 from torsh_runtime.parallel.tensor.plan import Attention
 from torsh_runtime.parallel.tensor.streams import drawing_part

@@ -10,7 +10,7 @@ from torch.nn.modules import module as modules
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.torch.marks import marks_of
-from torsh_runtime.parallel.tensor.layers import Layer
+from torsh_runtime.parallel.tensor.layer import Layer
 from torsh_runtime.parallel.tensor.parts import mark_part
 from torsh_runtime.parallel.tensor.plan import (
     Attention,

@@ -10,7 +10,7 @@ from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.cuts import cuts, sharded, sizes, unit_of
-from torsh_runtime.parallel.tensor.layers import Layer
+from torsh_runtime.parallel.tensor.layer import Layer
 from torsh_runtime.parallel.tensor.parts import Layouts
 from torsh_runtime.parallel.tensor.plan import Column, Vocabulary
 

@@ -11,7 +11,8 @@ from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.plan import Block, Entry
 
 if TYPE_CHECKING:
-    from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, Layer, RowParallelLinear
+    from torsh_runtime.parallel.tensor.layer import Layer
+    from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 
 _HOME = "torsh_runtime.parallel.tensor"
 

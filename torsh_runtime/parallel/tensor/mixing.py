@@ -23,7 +23,8 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.trees import leaves, mapped
 from torsh_runtime.integrations.torch.modes import has_modes
 from torsh_runtime.parallel.tensor.axis import Axis
-from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, Layer, RowParallelLinear
+from torsh_runtime.parallel.tensor.layer import Layer
+from torsh_runtime.parallel.tensor.layers import ColumnParallelLinear, RowParallelLinear
 from torsh_runtime.parallel.tensor.plan import Row
 from torsh_runtime.parallel.tensor.watching import is_watched
 

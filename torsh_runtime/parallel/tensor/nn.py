@@ -12,7 +12,7 @@ from torsh_runtime.framework import Module
 from torsh_runtime.nn import functional
 from torsh_runtime.nn.arrays import array_module
 from torsh_runtime.nn.graph import operand
-from torsh_runtime.parallel.tensor import attention, embeddings, layers, on_part
+from torsh_runtime.parallel.tensor import attention, embeddings, layer, layers, on_part
 from torsh_runtime.parallel.tensor.axis import Axis
 from torsh_runtime.parallel.tensor.parts import Layouts, check_same_input
 from torsh_runtime.parallel.tensor.plan import (
@@ -116,14 +116,14 @@ def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
     return found
 
 
-def kind_of(where: str, module: Any, entry: Any) -> type[layers.Layer]:
+def kind_of(where: str, module: Any, entry: Any) -> type[layer.Layer]:
     """Return the class that a module becomes (see applying). Raises ConfigError for an entry
     that is not for it."""
     plain = LAYERS.get(type(entry), {})
-    found = layers.plain_kind(plain, module)
+    found = layer.plain_kind(plain, module)
     is_own = found is None or type(module).forward is not found.forward
-    if isinstance(module, layers.Layer) or is_own or "forward" in vars(module):
-        raise layers.unfit(where, module, entry, plain)
+    if isinstance(module, layer.Layer) or is_own or "forward" in vars(module):
+        raise layer.unfit(where, module, entry, plain)
     return plain[found]
 
 
@@ -132,7 +132,7 @@ def is_around(module: Any, entry: Entry) -> bool:
     return False
 
 
-LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {
+LAYERS: dict[type[Entry], dict[type, type[layer.Layer]]] = {
     Column: {nn.Linear: ColumnParallelLinear},
     Row: {nn.Linear: RowParallelLinear},
     Vocabulary: {nn.Embedding: VocabParallelEmbedding},

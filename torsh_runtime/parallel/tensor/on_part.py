@@ -9,7 +9,7 @@ from torsh_runtime.framework import Tensor
 from torsh_runtime.layout import Shard
 from torsh_runtime.parallel import regions
 from torsh_runtime.parallel.tensor.axis import Axis
-from torsh_runtime.parallel.tensor.layers import Layer
+from torsh_runtime.parallel.tensor.layer import Layer
 from torsh_runtime.parallel.tensor.plan import Part
 from torsh_runtime.parallel.tensor.streams import drawing_part
 

@@ -13,7 +13,7 @@ from torsh_runtime.layout import Piece, TensorLayout
 from torsh_runtime.parallel.collecting import collected, meet
 from torsh_runtime.parallel.layouts import cut
 from torsh_runtime.parallel.tensor.axis import Axis
-from torsh_runtime.parallel.tensor.layers import Layer
+from torsh_runtime.parallel.tensor.layer import Layer
 
 _ELSEWHERE = (
     "this rank has no values of {0!r}: state_dict() of a model of which ranks have parts gives "

@@ -22,6 +22,7 @@ from torsh_runtime.parallel.tensor import (
     embeddings,
     experts,
     heads,
+    layer,
     layers,
     on_part,
 )
@@ -64,7 +65,7 @@ def _added(summed: Tensor, bias: Tensor) -> Tensor:
     return summed.add_(bias) if is_plain and not has_modes() else summed + bias
 
 
-class _OfTorch(layers.Layer):
+class _OfTorch(layer.Layer):
     framework = "torch"
     functional: ClassVar[Any] = functional
     compare = staticmethod(compare)
@@ -308,16 +309,16 @@ def within_block(module: Any, entry: Block, ranks: int) -> dict[str, Entry]:
 def kind_of(where: str, module: Any, entry: Any) -> Any:
     """Return the class that a module becomes (see applying). Raises ConfigError for an entry
     that is not for it."""
-    if isinstance(module, layers.Layer):
+    if isinstance(module, layer.Layer):
         raise ConfigError(f"{where!r} is a {type(module).__name__} that has its part already")
     if isinstance(entry, Own):
         if "forward" in vars(module):
             raise ConfigError(f"{where!r} has a forward() of its own beside its class's")
         return joined_class(_OF_ANY[type(entry.entry)], type(module))
     plain = LAYERS.get(type(entry), {})
-    found = layers.plain_kind(plain, module)
-    if isinstance(module, layers.Layer) or "forward" in vars(module):
-        raise layers.unfit(where, module, entry, plain)
+    found = layer.plain_kind(plain, module)
+    if isinstance(module, layer.Layer) or "forward" in vars(module):
+        raise layer.unfit(where, module, entry, plain)
     is_own = found is not None and type(module).forward is not found.forward
     if found is not None and not is_own:
         return plain[found]
@@ -327,19 +328,19 @@ def kind_of(where: str, module: Any, entry: Any) -> Any:
             return joined_class(_LINEAR[type(entry), dim], type(module))
     if found is not None and not isinstance(entry, Attention) and calls_forward(module):
         return joined_class(plain[found], type(module), is_below=True)
-    raise layers.unfit(where, module, entry, plain)
+    raise layer.unfit(where, module, entry, plain)
 
 
 def is_around(module: Any, entry: Entry) -> bool:
     """Return whether an entry is carried out around the module's own forward()."""
     if not isinstance(entry, Part):
         return isinstance(entry, Shared | Summed | Heads | Scatter | Whole | Experts)
-    plain = layers.plain_kind(LAYERS[Part], module)
+    plain = layer.plain_kind(LAYERS[Part], module)
     is_plain = plain is not None and type(module).forward is plain.forward
     return entry.gather_output or not (is_plain or isinstance(module, nn.Embedding))
 
 
-LAYERS: dict[type[Entry], dict[type, type[layers.Layer]]] = {
+LAYERS: dict[type[Entry], dict[type, type[layer.Layer]]] = {
     Column: {nn.Linear: ColumnParallelLinear, nn.Embedding: ColumnParallelEmbedding},
     Row: {nn.Linear: RowParallelLinear},
     Vocabulary: {nn.Embedding: VocabParallelEmbedding},

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torsh_runtime.parallel.context.kernels import Columns, Kernel, Products
+from torsh_runtime.parallel.context.kernels import Attention, Columns, Kernel, Products
 from torsh_runtime.parallel.operations import cast
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
@@ -25,9 +25,10 @@ def operands(queries: int, keys: int, kv_heads: int) -> Arrays:
 
 def run(kernel: Kernel, arrays: list[Any], is_causal: bool) -> list[Any]:
     *operands, gradient = arrays
-    output, logsumexp = kernel.forward(*operands, is_causal, SCALE)
+    block = Attention(*operands, is_causal, SCALE)
+    output, logsumexp = kernel.forward(block)
     whole = cast(output, gradient.dtype)
-    found = kernel.backward(gradient, *operands, whole, logsumexp, is_causal, SCALE)
+    found = kernel.backward(gradient, block, whole, logsumexp)
     return [output, logsumexp, *found]
 
 
@@ -36,9 +37,9 @@ class Counting(Products):
 
     scores = 0
 
-    def forward(self, query: Any, key: Any, value: Any, *rest: Any) -> Any:
-        self.scores += query.shape[2] * key.shape[2]
-        return super().forward(query, key, value, *rest)
+    def forward(self, block: Attention[Any]) -> Any:
+        self.scores += block.query.shape[2] * block.key.shape[2]
+        return super().forward(block)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
@@ -66,9 +67,9 @@ def test_is_what_torchs_kernel_makes(length: int) -> None:
 
 def test_a_query_looks_at_keys_up_to_its_own_where_there_are_fewer() -> None:
     query, key, value, _ = operands(6, 3, HEADS)
-    output, _ = Products().forward(query, key, value, True, SCALE)
+    output, _ = Products().forward(Attention(query, key, value, True, SCALE))
     np.testing.assert_allclose(output[:, :, 0], value[:, :, 0])
-    without = Products().forward(query[:, :, 2:], key, value, False, SCALE)[0]
+    without = Products().forward(Attention(query[:, :, 2:], key, value, False, SCALE))[0]
     np.testing.assert_allclose(output[:, :, 2:], without)
 
 

@@ -14,7 +14,7 @@ from support import gpu_attention  # noqa: E402
 
 from torsh_runtime.parallel.context import flash, gpu_kernels  # noqa: E402
 from torsh_runtime.parallel.context.gpu_kernels import Efficient, FlashOnGpu  # noqa: E402
-from torsh_runtime.parallel.context.kernels import Columns, Products, merge  # noqa: E402
+from torsh_runtime.parallel.context.kernels import Attention, Columns, Products, merge  # noqa: E402
 from torsh_runtime.parallel.context.sequence import Band  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -41,9 +41,10 @@ def operands(queries: int, keys: int, size: int, dtype: Any, kv_heads: int = 4) 
 
 def run(kernel: Any, tensors: list[Any], is_causal: bool, band: Band | None) -> list[Any]:
     *given, gradient = tensors
-    output, logsumexp = kernel.forward(*given, is_causal, SCALE, band)
+    block = Attention(*given, is_causal, SCALE, band)
+    output, logsumexp = kernel.forward(block)
     whole = output.to(gradient.dtype)
-    found = kernel.backward(gradient, *given, whole, logsumexp, is_causal, SCALE, band)
+    found = kernel.backward(gradient, block, whole, logsumexp)
     return [output, logsumexp, *found]
 
 
@@ -93,13 +94,11 @@ def test_blocks_are_merged_into_attention_to_all(name: str) -> None:
     dtype = DTYPES[name]
     kernel, tensors = KERNELS[name], operands(24, 40, 16, dtype, 2)
     query, key, value, gradient = tensors
-    blocks = [(key[:, :, at : at + 20], value[:, :, at : at + 20]) for at in (0, 20)]
-    output, logsumexp = kernel.forward(query, *blocks[0], False, SCALE)
-    merge(output, logsumexp, *kernel.forward(query, *blocks[1], False, SCALE))
-    found = [
-        kernel.backward(gradient, query, *each, output.to(dtype), logsumexp, False, SCALE)
-        for each in blocks
-    ]
+    parts = [(key[:, :, at : at + 20], value[:, :, at : at + 20]) for at in (0, 20)]
+    blocks = [Attention(query, *part, False, SCALE) for part in parts]
+    output, logsumexp = kernel.forward(blocks[0])
+    merge(output, logsumexp, *kernel.forward(blocks[1]))
+    found = [kernel.backward(gradient, each, output.to(dtype), logsumexp) for each in blocks]
     sums = [found[0][0].float() + found[1][0]]
     sums += [torch.cat(each, 2) for each in list(zip(*found, strict=True))[1:]]
     leaves = [each.double().requires_grad_() for each in tensors[:3]]
@@ -115,12 +114,16 @@ def test_parts_of_a_larger_logsumexp_are_taken(name: str) -> None:
     dtype = DTYPES[name]
     query, key, value, gradient = operands(20, 12, 8, dtype)
     late = slice(8, None)
-    whole = Products().forward(query, key, value, False, SCALE)
+    whole = Products().forward(Attention(query, key, value, False, SCALE))
     output, logsumexp = (each[:, :, late] for each in whole)
     given = gradient[:, :, late], query[:, :, late], key, value
-    found = KERNELS[name].backward(*given, output.to(dtype), logsumexp, False, SCALE)
+    found = _backward(KERNELS[name], *given, output.to(dtype), logsumexp)
     doubles = (each.double() for each in (*given, output, logsumexp))
-    assert_near(list(found), list(Products().backward(*doubles, False, SCALE)), FAR[dtype])
+    assert_near(list(found), list(_backward(Products(), *doubles)), FAR[dtype])
+
+
+def _backward(kernel: Any, gradient: Any, query: Any, key: Any, value: Any, *merged: Any) -> Any:
+    return kernel.backward(gradient, Attention(query, key, value, False, SCALE), *merged)
 
 
 @with_each
@@ -134,7 +137,7 @@ def test_a_logsumexp_is_padded_so_that_no_weight_falls_on_the_padding() -> None:
     query, key, value, _ = operands(5, 5, 8, torch.float32)
     efficient = torch.ops.aten._scaled_dot_product_efficient_attention
     assert efficient(query, key, value, None, True, scale=SCALE)[1][..., 5:].eq(math.inf).all()
-    assert Efficient().forward(query, key, value, False, SCALE)[1].shape == (2, 4, 5)
+    assert Efficient().forward(Attention(query, key, value, False, SCALE))[1].shape == (2, 4, 5)
 
 
 def chosen(monkeypatch: Any, flashes: bool, efficient: bool, value_size: int = 6) -> Any:

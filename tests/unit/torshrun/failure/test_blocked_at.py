@@ -24,7 +24,7 @@ Current thread 0x00007f1 (most recent call first):
 SPIED = """MainThread (idle)
   NativeBackend.all_reduce (torsh_runtime/backends/native/backend.py:92)
   ProcessGroup.all_reduce (torsh_runtime/comm/group.py:46)
-  all_reduce (torsh_runtime/comm/functional.py:39)
+  all_reduce (torsh_runtime/comm/reductions.py:39)
   <module> (train.py:11)
 a thread without a name (idle)
   wait (threading.py:320)
@@ -55,7 +55,7 @@ def test_a_traceback_has_it_the_other_way_round() -> None:
         "Traceback (most recent call last):",
         '  File "train.py", line 7, in <module>',
         "    tr.barrier()",
-        '  File "/src/torsh_runtime/comm/functional.py", line 200, in barrier',
+        '  File "/src/torsh_runtime/comm/barriers.py", line 40, in barrier',
         "    work = group.barrier()",
         "           ^^^^^^^^^^^^^^^",
         "torsh_runtime.errors.PeerLost: rank 1",
