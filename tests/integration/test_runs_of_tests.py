@@ -52,7 +52,9 @@ class Tree:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", command, *arguments],
             cwd=self.folder,
-            env={**os.environ, "MARK": self.mark, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            env=os.environ
+            | {"MARK": self.mark, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            | {"PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -143,6 +145,30 @@ def test_other_runs_end_with_the_code_that_tells_of_them(
     assert ended == code, output
     assert said in output.replace("\n", " ")
     assert output.count("== test session starts") <= 1
+
+
+def test_the_cost_of_files_is_that_of_their_tests_and_of_processes_that_they_start(
+    tmp_path: Path,
+) -> None:
+    """What only waits costs nothing. Bytecode is kept, though the environment says otherwise."""
+    tree = Tree(
+        tmp_path,
+        busy="""
+            BUSY = "import time\\nwhile time.process_time() < 0.6: pass"
+            def test_busy():
+                subprocess.run([sys.executable, "-c", BUSY], check=True)
+            def test_bytecode():
+                assert not sys.dont_write_bytecode
+        """,
+        idle="def test_idle(): time.sleep(0.6)",
+    )
+    code, output = tree.run()
+    assert code == 0, output
+    files = re.findall(r"^ +([0-9.]+) of +([0-9.]+)  (test_\w+)", output, re.MULTILINE)
+    assert [name for *_, name in files] == ["test_busy", "test_idle"], output
+    (busy, _, _), (idle, lasted, _) = files
+    assert float(busy) >= 0.6 > float(idle), output
+    assert float(lasted) >= 0.6, output
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:
