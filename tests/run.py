@@ -1,6 +1,6 @@
 """Runs the tests so that the run ends: `python tests/run.py [--quick] [PYTEST'S ARGUMENTS...]`.
 
-Without arguments, or with --quick alone, tests of three files run at a time. One that fails is run
+Without arguments, or with --quick alone, tests of four files run at a time. One that fails is run
 twice more, by itself; if it passes then it is called unsteady, and of these there may be a few.
 With arguments pytest does what they say. A run that takes too long is ended in any case, with all
 that it has started, and says which tests were running, and where they stood.
@@ -8,6 +8,7 @@ that it has started, and says which tests were running, and where they stood.
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 import time
@@ -24,8 +25,10 @@ SOAK_LIMIT = 3 * 60 * 60.0
 MOST_UNSTEADY = 3
 TURNS = 2
 """How often a test that failed has to pass by itself."""
-THREE_FILES_AT_A_TIME = (
-    "--numprocesses=3",
+MOST_COSTLY = 20
+"""Files whose costs are shown."""
+FILES_AT_A_TIME = (
+    "--numprocesses=4",
     "--dist=loadfile",
     "--no-loadscope-reorder",
     "--durations=30",
@@ -43,7 +46,8 @@ class Runs:
 
     def all_tests(self, arguments: Sequence[str]) -> int:
         """Run all tests, and those that failed once more; the exit code."""
-        code, record = self.pytest([*THREE_FILES_AT_A_TIME, *arguments])
+        code, record = self.pytest([*FILES_AT_A_TIME, *arguments])
+        say_costs(record)
         failed = record.failed()
         if code != 1 or not failed or not record.is_collected() or record.left_out():
             return code
@@ -90,6 +94,17 @@ def say(*lines: str) -> None:
     print("scripts/test:", "\n  ".join(lines), flush=True)
 
 
+def say_costs(record: Record) -> None:
+    """Print which files kept the processors busy for longest, and for how long all did."""
+    costs = record.costs()
+    dearest = sorted(costs, key=lambda path: costs[path].worked, reverse=True)[:MOST_COSTLY]
+    worked = sum(cost.worked for cost in costs.values())
+    say(
+        f"tests used {worked:.0f} s of processor time. The files that used the most, in seconds:",
+        *(f"{costs[path].worked:7.1f} of {costs[path].lasted:7.1f}  {path}" for path in dearest),
+    )
+
+
 def tell(record: Record) -> None:
     """Print which tests are running, and where all processes stand."""
     for pid, (test, seconds) in record.running().items() or {0: ("none", 0.0)}.items():
@@ -101,6 +116,7 @@ def tell(record: Record) -> None:
 def run(arguments: Sequence[str], limit: float) -> int:
     """Do what the arguments say, for so many seconds at most; the exit code."""
     adopt_orphans()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile the same
     with tempfile.TemporaryDirectory(prefix="test-run-") as folder:
         runs = Runs(Path(folder), limit)
         try:

@@ -10,7 +10,9 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
+from support.forked import run_forked
 from support.processes import marked, soon
 
 TESTS = Path(__file__).parents[1]
@@ -52,7 +54,9 @@ class Tree:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", command, *arguments],
             cwd=self.folder,
-            env={**os.environ, "MARK": self.mark, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            env=os.environ
+            | {"MARK": self.mark, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            | {"PYTHONDONTWRITEBYTECODE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -143,6 +147,46 @@ def test_other_runs_end_with_the_code_that_tells_of_them(
     assert ended == code, output
     assert said in output.replace("\n", " ")
     assert output.count("== test session starts") <= 1
+
+
+def test_the_cost_of_files_is_that_of_their_tests_and_of_processes_that_they_start(
+    tmp_path: Path,
+) -> None:
+    """What only waits costs nothing. Bytecode is kept, though the environment says otherwise."""
+    tree = Tree(
+        tmp_path,
+        busy="""
+            BUSY = "import time\\nwhile time.process_time() < 0.6: pass"
+            def test_busy():
+                subprocess.run([sys.executable, "-c", BUSY], check=True)
+            def test_bytecode():
+                assert not sys.dont_write_bytecode
+        """,
+        idle="def test_idle(): time.sleep(0.6)",
+    )
+    code, output = tree.run()
+    assert code == 0, output
+    files = re.findall(r"^ +([0-9.]+) of +([0-9.]+)  (test_\w+)", output, re.MULTILINE)
+    assert [name for *_, name in files] == ["test_busy", "test_idle"], output
+    (busy, _, _), (idle, lasted, _) = files
+    assert float(busy) >= 0.6 > float(idle), output
+    assert float(lasted) >= 0.6, output
+
+
+def threads_after_a_product(_: int = 0) -> int:
+    """How many there are once large matrices have been multiplied; one for each processor is what
+    OpenBLAS would have."""
+    large = np.ones((512, 512))
+    assert (large @ large)[0, 0] == 512
+    return len(os.listdir("/proc/self/task"))
+
+
+def test_processes_of_tests_multiply_matrices_on_one_thread() -> None:
+    before = len(os.listdir("/proc/self/task"))
+    assert threads_after_a_product() == before
+    assert run_forked(2, threads_after_a_product) == [1, 1]
+    began_with = "OPENBLAS_NUM_THREADS=" in Path("/proc/self/environ").read_text()
+    assert ("OPENBLAS_NUM_THREADS" in os.environ) == began_with  # others get it only if we did
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 _PROGRAM = """
 import pathlib, pickle, sys
+from support.one_thread import load_numpy
+load_numpy()
 file = pathlib.Path(sys.argv[1])
 function, arguments = pickle.loads(file.read_bytes())
 file.write_bytes(pickle.dumps(function(*arguments)))

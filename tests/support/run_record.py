@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -18,12 +18,19 @@ STACKS_SIGNAL = signal.SIGRTMAX - 1
 that holds the GIL."""
 
 
+class Cost(NamedTuple):
+    """How many seconds tests lasted, and how many they kept processors busy."""
+
+    lasted: float = 0.0
+    worked: float = 0.0
+
+
 class Record:
     """The folder in which a run is written down. Processes of pytest are known by their pids."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        for part in ("running", "stacks"):
+        for part in ("running", "stacks", "costs"):
             (folder / part).mkdir(exist_ok=True)
 
     def running(self) -> dict[int, tuple[str, float]]:
@@ -39,6 +46,15 @@ class Record:
     def stacks(self) -> dict[int, Path]:
         """The file that each process writes its stacks to."""
         return {int(file.name): file for file in (self.folder / "stacks").iterdir()}
+
+    def costs(self) -> dict[str, Cost]:
+        """What the tests of each file took, by the file's path."""
+        sums: dict[str, Cost] = {}
+        for file in (self.folder / "costs").iterdir():
+            for name, *cost in map(json.loads, file.read_text().splitlines()):
+                path = name.split("::")[0]
+                sums[path] = Cost(*map(sum, zip(sums.get(path, Cost()), cost, strict=True)))
+        return sums
 
     def failed(self) -> list[str]:
         """Tests that failed, each once, in the order in which they did."""
@@ -77,9 +93,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Process:
-    """Writes down which test runs in this process, and on a signal its stacks."""
+    """Writes down which test runs in this process, what each took, and on a signal its stacks."""
 
     def __init__(self, record: Record) -> None:
+        self._costs = record.folder / "costs" / str(os.getpid())
         self._running = record.folder / "running" / str(os.getpid())
         self._stacks = (record.folder / "stacks" / str(os.getpid())).open("w")
         faulthandler.register(STACKS_SIGNAL, self._stacks)
@@ -87,14 +104,23 @@ class _Process:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         self._running.write_text(item.nodeid)
+        begin, before = time.monotonic(), _processor_seconds()
         try:
             return (yield)
         finally:
+            cost = (time.monotonic() - begin, _processor_seconds() - before)
+            with self._costs.open("a") as out:
+                out.write(json.dumps([item.nodeid, *cost]) + "\n")
             self._running.write_text("")
 
     def pytest_unconfigure(self) -> None:
         faulthandler.unregister(STACKS_SIGNAL)
         self._stacks.close()
+
+
+def _processor_seconds() -> float:
+    """The time of processors that this process has used, with the children that it waited for."""
+    return sum(os.times()[:4])
 
 
 class _Outcomes:
