@@ -373,7 +373,7 @@ class FSDPState:
             unit.show_own()
         self._reduce(unit, is_freed)
         if is_freed:
-            unit.reshard()
+            unit.reshard_early()
         self._prefetching.after_backward(unit)
 
     def _reduce(self, unit: FSDPParamGroup, is_over: bool = True) -> None:
