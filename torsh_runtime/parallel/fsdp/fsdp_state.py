@@ -21,6 +21,7 @@ from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.owners import owners_of
 from torsh_runtime.parallel.fsdp.prefetching import Prefetching
 from torsh_runtime.parallel.fsdp.record import (
+    OTHER_CALL,
     SAME_PARAMETERS,
     Record,
     check_outputs,
@@ -203,6 +204,14 @@ class FSDPState:
         self._added.check()
         self.awaiting.end()
         self.rest()
+        try:
+            self._publish()
+        except CommMismatch as error:
+            error.add_note(OTHER_CALL)
+            raise
+
+    def _publish(self) -> None:
+        """Let all ranks read this rank's parts, and prepare for gradients."""
         for unit in self.units:
             unit.publish()
             if self._framework.is_grad_enabled():
