@@ -10,19 +10,10 @@ from typing import Any
 import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Tensor, framework_of
+from torsh_runtime.framework.parts import check_norm_type
 
 _BLOCK = 1 << 20
-
-
-def check_norm_type(norm_type: float) -> None:
-    """Raise ConfigError for a number that is not the exponent of a norm."""
-    if not norm_type > 0:
-        raise ConfigError(
-            f"norm_type must be > 0 or inf, not {norm_type!r}: what ranks have of a norm can be "
-            f"added up for these only"
-        )
 
 
 def power_sums(kinds: Sequence[Sequence[Tensor]], norm_type: float) -> list[float]:

@@ -14,10 +14,9 @@ from torch.nn.utils import clip_grad
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework.parts import Part
+from torsh_runtime.framework.parts import Part, check_norm_type
 from torsh_runtime.framework.torch_foreach import norm
 from torsh_runtime.integrations.torch.marks import marks_of
-from torsh_runtime.parallel.norms import check_norm_type
 
 _ASKED = "_torsh_asked"
 """Attribute of a norm: its exponent, and whether it must be finite."""
