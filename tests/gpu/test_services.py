@@ -39,6 +39,6 @@ def test_operations_of_nccl_are_recorded_and_counted() -> None:
         assert found["memory"] >= 4 << 20
 
 
-def test_nvidia_smi_tells_how_busy_a_gpu_is() -> None:
+def test_nvml_tells_how_busy_a_gpu_is() -> None:
     [usage] = passed(run_on_gpus(1, "meter"))
     assert 0 < usage.busiest <= 1

@@ -104,6 +104,18 @@ def test_a_rank_that_leaves_or_skips_a_batch_is_named() -> None:
         assert "rank" in text
 
 
+@pytest.mark.parametrize("others", ["train", "reduce", "end", "load"])
+def test_state_that_one_rank_alone_asks_for_is_named(others: str) -> None:
+    from support import fsdp_faults
+
+    body = partial(fsdp_faults.one_rank_saves, others)
+    first, second = whole(run_processes(2, body, 30.0))
+    assert "state_dict() of a sharded model" in first
+    assert ("on all of them" in first) == (others != "load")
+    if others in ("train", "load"):
+        assert "state_dict()" in second
+
+
 def test_options_that_make_no_sense_are_refused() -> None:
     for said in results("refused"):
         assert "use_orig_params" in said[0]

@@ -24,6 +24,7 @@ def found(ranks: int) -> dict[Any, list[Any]]:
     }
     bodies["alone"] = lambda rank: fsdp_nn.alone(ranks)
     bodies["refusals"] = fsdp_nn.refusals
+    bodies["broken forward"] = fsdp_nn.broken_forward
     bodies["facts"] = partial(fsdp_nn.facts, ranks=ranks)
     return run_in_one_world(ranks, bodies, 60.0)
 
@@ -42,6 +43,11 @@ def test_trains_as_one_process_does(strategy: str, gathers: bool, ranks: int) ->
     for name, value in whole(found(ranks)["alone"])[0].items():
         np.testing.assert_allclose(results[0][name], value, rtol=1e-3, atol=1e-4)
         assert all((each[name] == results[0][name]).all() for each in results)
+
+
+def test_zero_grad_after_a_forward_pass_that_failed_removes_gradients() -> None:
+    for are_fresh in whole(found(2)["broken forward"]):
+        assert are_fresh == [True] * 4
 
 
 def test_what_is_wrong_is_said_on_all_ranks() -> None:

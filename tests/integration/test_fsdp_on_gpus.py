@@ -158,7 +158,7 @@ class TestTorch:
 
     @pytest.mark.parametrize("way", ["gathered", "device"])
     def test_values_that_a_graph_still_needs_are_never_gradients(self, way: str) -> None:
-        assert all("storage of size 0" in text for text in found(2)["detached", way])
+        assert found(2)["detached", way] == [[True, True]] * 2
 
     def test_a_retained_graph_gives_the_same_gradients_again(self) -> None:
         assert found(2)["retained", "device"] == found(2)["retained", "gathered"]

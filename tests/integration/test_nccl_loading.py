@@ -80,3 +80,20 @@ init({backend!r})
 print("torsh-nccl-import" in names(), any("nccl.core" in name for name in sys.modules))
 """
     assert run(slow, program) == ["False", "False"]
+
+
+def test_a_fork_does_not_wait_for_ever_for_a_driver_that_hangs(slow: Path) -> None:
+    (slow / "nccl" / "core.py").write_text("import time; time.sleep(1000)\n")
+    program = """
+import logging
+logging.basicConfig(stream=sys.stdout, format="%(message).24s")
+from torsh_runtime.backends.nccl import loading
+loading._PATIENCE = 0.5
+loading.begin_loading()
+pid = os.fork()
+if pid == 0:
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+os._exit(0)
+"""
+    assert run(slow, program) == ["nccl4py", "has", "not", "been", "loa", "7"]

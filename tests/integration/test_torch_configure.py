@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -169,6 +171,41 @@ def test_over_a_store_at_an_address() -> None:
         dist.barrier()
 
     passed(run_ranks(2, body))
+
+
+_SERVER = """
+import os, sys
+from torch.distributed import TCPStore
+served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(served.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("by_address", [False, True])
+def test_over_a_store_whose_server_is_stopped(by_address: bool) -> None:
+    def body(rank: int, port: int, server: int) -> None:
+        import torch.distributed as dist
+
+        address = f"127.0.0.1:{port}/here"
+        given: Any = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+        os.kill(server, signal.SIGSTOP)
+        begun = time.monotonic()
+        with pytest.raises(tr.StoreError):
+            dist.group.WORLD.configure(
+                address if by_address else given, "", rank, 2, 1, timeout=timedelta(seconds=1)
+            )
+        assert time.monotonic() - begun < 15
+
+    with subprocess.Popen(
+        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        try:
+            assert server.stdout is not None
+            port = int(server.stdout.readline())
+            passed(run_ranks(1, lambda rank: body(rank, port, server.pid)))
+        finally:
+            server.kill()
 
 
 def test_who_does_not_come_and_a_later_call() -> None:

@@ -3,8 +3,8 @@
  * A line "gpu PCI ERROR USED UTILIZATION POWER TEMPERATURE ECC PENDING FAILED WIDTH MAX REASONS
  * HANDLE MEMORY" is a GPU; ERROR is what calls with it return, 0 is none, HANDLE what the call for its
  * handle does, MEMORY what the one for its memory does. A line "xid GPU NUMBER" is an event, given
- * once, and "mig GPU UUID" an instance. "init ERROR" is what nvmlInit_v2 returns, "hang" makes calls never return, and "crash" ends
- * the process. Signatures are those of NVIDIA's reference of the library.
+ * once, and "mig GPU UUID" an instance. "init ERROR" is what nvmlInit_v2 returns, "hang" makes calls never return, "late" makes
+ * them wait until the file has no such line, and "crash" ends the process. Signatures are those of NVIDIA's reference of the library.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,6 +40,12 @@ static void load(void) {
             for (;;) pause();
         else if (!strncmp(line, "crash", 5))
             abort();
+        else if (!strncmp(line, "late", 4)) {
+            fclose(file);
+            usleep(10000);
+            load();
+            return;
+        }
         sscanf(line, "init %d", &init_error);
     }
     if (file) fclose(file);
@@ -78,6 +84,10 @@ int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
         if (device == &instances[number])
             return snprintf(uuid, length, "%s", instances[number].uuid) < 0;
     return snprintf(uuid, length, "GPU-%lda%ldb-00", index, index) < 0;
+}
+
+int nvmlDeviceGetName(void *device, char *name, unsigned length) {
+    return snprintf(name, length, "NVIDIA GPU %ld", (long)((Gpu *)device - gpus)) < 0;
 }
 
 int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *found) {

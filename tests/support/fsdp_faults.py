@@ -165,6 +165,23 @@ def computed_again(rank: int) -> list[int]:
     return [each.calls for each in model.modules() if isinstance(each, Counted)]
 
 
+def one_rank_saves(others: str, rank: int) -> str:
+    """Return the error, with its notes, if rank 0 alone calls state_dict()."""
+    model: Any = tr.FullyShardedDataParallel(Two(), **ONE)
+    state = model.state_dict()
+    calls: dict[str, Any] = {
+        "train": lambda: model(torch.ones(3, 8)).sum().backward(),
+        "reduce": lambda: tr.all_reduce(torch.ones(5)),
+        "end": lambda: None,
+        "load": lambda: model.load_state_dict(state),
+    }
+    try:
+        model.state_dict() if rank == 0 else calls[others]()
+    except tr.TorshError as error:
+        return "\n".join([str(error), *getattr(error, "__notes__", ())])
+    return ""
+
+
 def other_ranks(rank: int) -> str:
     """A part that is sharded over other ranks than the whole."""
     own = tr.new_group([0]), tr.new_group([1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 from unittest.mock import patch
 
@@ -50,6 +50,37 @@ def together(strategy: str, gathers: bool, rank: int, ranks: int) -> dict[str, A
 
 def alone(ranks: int) -> dict[str, Any]:
     return train(net(0), slice(None), ranks)
+
+
+def broken_forward(rank: int) -> list[bool]:
+    """Return which gradients are those of one pass, after a forward pass that raised an exception
+    and zero_grad() behind it."""
+
+    class Last(nn.Linear):
+        fails = False
+
+        def forward(self, inputs: Any) -> Any:
+            if self.fails:
+                raise ValueError("no")
+            return super().forward(inputs)
+
+    nn.manual_seed(0)
+    last = Last(17, 3)
+    model: Any = tr.FullyShardedDataParallel(nn.Sequential(nn.Linear(6, 17), last), **SMALL)
+    inputs = nn.Tensor(np.ones((BATCH, 6), np.float32))
+
+    def gradients() -> list[Any]:
+        model(inputs).sum().backward()
+        return [np.array(each.grad.data) for each in model.parameters()]
+
+    expected = gradients()
+    last.fails = True
+    with suppress(ValueError):
+        model(inputs)
+    model.zero_grad()
+    last.fails = False
+    pairs = zip(expected, gradients(), strict=True)
+    return [bool((first == second).all()) for first, second in pairs]
 
 
 def refusals(rank: int) -> list[str]:

@@ -3,6 +3,7 @@ rank's part, and those of nn are on NCCL's fake."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -120,19 +121,20 @@ class Estimator(nn.Module):
         return passed + nn.functional.linear(inputs.detach(), self.weight, self.bias)
 
 
-def detached(way: str, rank: int) -> str:
-    """What is raised if values of a weight are needed after its gradient has come."""
+def detached(way: str, rank: int) -> list[bool]:
+    """Return whether gradients of inputs are one process's if a pass needs values of a weight after
+    its gradient has come, and whether all values are freed when it has ended."""
     with WAYS[way]():
+        plain = nn.Sequential(Estimator(48), Estimator(48), Estimator(48))
         model: Any = tr.FullyShardedDataParallel(
-            nn.Sequential(Estimator(48), Estimator(48), Estimator(48)),
-            auto_wrap_policy=tr.ModuleTypeBasedAutoWrap(("Estimator",)),
+            copy.deepcopy(plain), auto_wrap_policy=tr.ModuleTypeBasedAutoWrap(("Estimator",))
         )
-        loss = model(torch.ones(2, 48)).sum()
-        try:
-            loss.backward()
-        except RuntimeError as error:
-            return str(error)
-        return ""
+        given = [torch.ones(2, 48, requires_grad=True) for _ in range(2)]
+        for each, inputs in zip((plain, model), given, strict=True):
+            each(inputs).square().sum().backward()
+        memories = [memory for unit in model._sharding.units for _, memory in unit.laid]
+        is_freed = all(each.whole.untyped_storage().nbytes() == 0 for each in memories)
+        return [torch.equal(given[0].grad, given[1].grad), is_freed]
 
 
 def retained(way: str, rank: int) -> list[list[float]]:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torsh_runtime as tr
-from torshrun.health.gpu_usage import GpuMeter, GpuUsage
+from torshrun.health.gpu_probe import GpuProbe
+from torshrun.health.gpu_usage import GpuUsage, usage_of
 
 PATIENCE = 120.0
 _LARGE = 1 << 22
@@ -90,20 +91,24 @@ def record(gpu: int) -> dict[str, Any]:
 
 
 def meter(gpu: int) -> GpuUsage:
-    """What nvidia-smi tells of a GPU on which kernels run."""
+    """What NVML tells of a GPU on which kernels run."""
     torch, _ = _frameworks(gpu)
-    watching = GpuMeter(os.environ)
+    watching = GpuProbe(os.environ)
+
+    def read() -> GpuUsage:
+        return usage_of(watching.read(20) or ())
+
     matrix = torch.ones(4096, 4096, device=f"cuda:{gpu}")
 
     def is_told() -> bool:
         for _ in range(20):
             matrix @ matrix
         torch.cuda.synchronize()
-        return (watching.read().busiest or 0) > 0
+        return (read().busiest or 0) > 0
 
     try:
         _until(is_told)
-        return watching.read()
+        return read()
     finally:
         watching.close()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,12 @@ class Marks:
 
     def __reduce__(self) -> tuple[type[bool], tuple[()]]:
         return bool, ()
+
+
+def check_norm_type(norm_type: float) -> None:
+    """Raise ConfigError for a number that is not the exponent of a norm."""
+    if not norm_type > 0:
+        raise ConfigError(
+            f"norm_type must be > 0 or inf, not {norm_type!r}: what ranks have of a norm can be "
+            f"added up for these only"
+        )

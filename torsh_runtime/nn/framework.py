@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,7 +85,9 @@ class NnFramework:
         pass  # writing to it allocates it
 
     def holders(self, values: Array) -> int:
-        return sys.getrefcount(values)  # which is the base of its views
+        while isinstance(values.base, type(values)):
+            values = values.base
+        return sys.getrefcount(values)  # which is the base of all views
 
     def copy(self, targets: Sequence[Array], sources: Sequence[Array]) -> None:
         for target, source in zip(targets, sources, strict=True):
@@ -224,8 +226,17 @@ class NnFramework:
     def on_state_dict(self, module: Module, before: Call) -> None:
         pass
 
-    def on_broken_forward(self, module: Module, call: object) -> None:
-        pass  # hooks are not called then
+    def on_broken_forward(self, module: Module, call: Callable[[], None]) -> None:
+        forward, changed = module.forward, cast("Any", module)
+
+        def watched(*inputs: Any, **named: Any) -> Any:
+            try:
+                return forward(*inputs, **named)
+            except BaseException:
+                call()
+                raise
+
+        changed.forward = watched  # hooks are not called then
 
     def untraced(self, call: Callable[..., Any]) -> Callable[..., Any]:
         return call

@@ -79,7 +79,7 @@ def clip_grad_norm_(
 
     Raises:
         TypeError: If `model` is no model.
-        ConfigError: For layouts that do not fit the mesh.
+        ConfigError: For layouts that do not fit the mesh, and for a `norm_type` that is not > 0.
         CommError: If an exchange among the ranks fails.
 
     Example:

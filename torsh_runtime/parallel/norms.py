@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import Tensor, framework_of
+from torsh_runtime.framework.parts import check_norm_type
 
 _BLOCK = 1 << 20
 
@@ -17,9 +19,10 @@ _BLOCK = 1 << 20
 def power_sums(kinds: Sequence[Sequence[Tensor]], norm_type: float) -> list[float]:
     """Return of each list of gradients what several ranks can add up to a norm: the sum of
     |x| ** norm_type, or for infinity the largest |x|. It takes one wait for each GPU."""
+    check_norm_type(norm_type)
     by_device: dict[str, list[list[Tensor]]] = {}
     for number, gradients in enumerate(kinds):
-        for each in gradients:
+        for each in map(_elements, gradients):
             if each.numel():
                 here = by_device.setdefault(str(each.device), [[] for _ in kinds])
                 here[number].append(each)
@@ -33,10 +36,21 @@ def power_sums(kinds: Sequence[Sequence[Tensor]], norm_type: float) -> list[floa
     return sums
 
 
+def _elements(gradient: Tensor) -> Any:
+    """Return the elements of a gradient, without the zeros of a sparse one."""
+    values: Any = gradient.data
+    return values.coalesce().values() if _is_sparse(gradient) else gradient
+
+
+def _is_sparse(gradient: Tensor) -> bool:
+    return getattr(gradient, "is_sparse", False)
+
+
 def scale(gradients: Sequence[Tensor], factor: float) -> None:
     """Multiply all gradients by a number, in place, without a wait."""
-    if gradients:
-        framework_of(gradients[0]).foreach.mul_([each.data for each in gradients], factor)
+    if gradients:  # to scale a sparse one may replace its elements
+        values = [each if _is_sparse(each) else each.data for each in gradients]
+        framework_of(gradients[0]).foreach.mul_(values, factor)
 
 
 def _sums_on_device(kinds: Sequence[Sequence[Tensor]], norm_type: float) -> list[float]:

@@ -104,7 +104,7 @@ class Agent:
             config.hang_timeout, self._group, self._post, timers, self._on_timer, say
         )
         self._standstill = Standstill(self._group)
-        self._slowness = Slowness(config, self._group, self.rendezvous, self._tell)
+        self._slowness = Slowness(config, self._group, self.rendezvous, self._tell, self._gpus.read)
         self._answering = Answering(
             self._group,
             self.rendezvous,

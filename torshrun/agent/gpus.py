@@ -50,7 +50,7 @@ class GpuChecks:
         """Faults beside which workers were started."""
         self._beside: asyncio.Task[None] | None = None
         """The check beside the last start."""
-        self._told_failure = False
+        self._told_failure = ""
 
     async def before_start(self) -> str:
         """Return why this node can start no workers; "" if nothing shows that.
@@ -86,14 +86,12 @@ class GpuChecks:
         return [fault for fault in await self._faults() if fault not in self._accepted]
 
     async def _faults(self) -> list[str]:
-        if self._probe is None or self._told_failure:
+        if self._probe is None:
             return []
         from torshrun.health.gpu_health import faults, remarks
 
         now = await asyncio.to_thread(self._probe.read, PATIENCE)
-        if self._probe.failure:
-            self._told_failure = True
-            self._say(f"{self._probe.failure}; their health is not checked")
+        self._tell_failure(self._probe.failure)
         if now is None:
             return []
         found = [*faults(now, self._before)]
@@ -101,6 +99,14 @@ class GpuChecks:
             self._say(remark)
         self._before = now
         return found
+
+    def _tell_failure(self, failure: str) -> None:
+        """Say once that the driver cannot be asked, and that it can be again."""
+        if failure and not self._told_failure:
+            self._say(f"{failure}; their health is not checked")
+        elif self._told_failure and not failure:
+            self._say("the GPUs' driver answers again; their health is checked")
+        self._told_failure = failure
 
     def hurry(self) -> None:
         """Wait no longer for a driver that is slow, now and later."""

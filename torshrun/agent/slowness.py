@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # at the start it would take time
     from torsh_runtime.monitoring.findings import Finding
     from torsh_runtime.monitoring.wishes import Wish
     from torshrun.agent.stragglers import StragglerMonitor
+    from torshrun.health.gpu_health import GpuReading
     from torshrun.live.notifier import Notifier
 
 
@@ -29,6 +30,7 @@ class Slowness:
     group: WorkerGroup
     rendezvous: Rendezvous
     tell: Announcer
+    read_gpus: Callable[[], Sequence[GpuReading]]
 
     def __post_init__(self) -> None:
         self._round: Round | None = None
@@ -101,6 +103,7 @@ class Slowness:
             tell_leader=self.rendezvous.tell_leader,
             replace=self.rendezvous.replace,
             announce=self._announce,
+            read_gpus=self.read_gpus,
             known=self._told,
         )
         self._monitor.start(self._round, place.node_rank)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,7 +15,8 @@ from torsh_runtime.monitoring.summaries import NodeSummary, RankSummary
 from torsh_runtime.monitoring.wishes import Wish
 from torshrun.agent.round import Round
 from torshrun.health.connections import RateMeter
-from torshrun.health.gpu_usage import GpuMeter
+from torshrun.health.gpu_health import GpuReading
+from torshrun.health.gpu_usage import usage_of
 from torshrun.health.kernel_facts import Process
 from torshrun.health.paces import Pace
 from torshrun.health.recent import Recent
@@ -46,6 +46,8 @@ class StragglerMonitor:
     """Asks the node of this id to leave, if another can take its place; whether it was asked."""
     announce: Callable[[Finding, str], None]
     """Reports a finding, and what is done about it, or proposed; "" is nothing."""
+    read_gpus: Callable[[], Sequence[GpuReading]]
+    """Returns what is known of the GPUs; it may wait, and a thread of its own calls it."""
     known: Mapping[str, bytes]
     """Summaries of earlier rounds, by node id, which are ignored."""
 
@@ -55,7 +57,6 @@ class StragglerMonitor:
         self._node = 0
         self._judge = self._new_judge()
         self._paces: list[Pace] = []
-        self._gpus: GpuMeter | None = None
 
     def start(self, a_round: Round, node: int) -> None:
         """Follow this round's workers, on the node of this rank, until stop()."""
@@ -77,9 +78,6 @@ class StragglerMonitor:
             self._watching.cancel()
             self._watching = None
             self.tell_leader(b"")
-        if self._gpus:
-            self._gpus.close()
-            self._gpus = None
 
     def judge(self, by_node: Mapping[str, bytes]) -> None:
         """Judge the last summaries of all nodes, by node id; this node leads."""
@@ -109,17 +107,16 @@ class StragglerMonitor:
     async def _watch(self) -> None:
         usage = UsageMeter() if self.wish.limits else None
         rates = RateMeter() if self.num_nodes > 1 else None
-        self._gpus = gpus = GpuMeter(os.environ)
         cost = 0.0
         while True:
             await asyncio.sleep(self._pause(cost))
             if self.group.pump.stalled:  # this process stood still
                 continue
+            gpu = usage_of(await asyncio.to_thread(self.read_gpus))
             began = time.thread_time()
             shares = usage.read() if usage else Usage(None, None, None)
             rate = rates.read() if rates else None
             self._number += 1
-            gpu = gpus.read()
             told = NodeSummary(
                 *(self._number, self._node, self._look(), *shares),
                 gpu=gpu.busiest,

@@ -37,9 +37,11 @@ class GpuProbe:
         self._rest = b""
         self._is_asked = False
         """Whether a question has no answer yet."""
+        self._is_late = False
+        """Whether a call that was patient has got no answer yet."""
         self._is_hurried = False
         self.failure = ""
-        """Reason why nothing is known any more; "" if there is none."""
+        """Reason why nothing is known at present; "" if there is none."""
         self._process: subprocess.Popen[bytes] | None = None
         self._listed = environ.get("CUDA_VISIBLE_DEVICES")
         self._node = of_nvidia(root)
@@ -57,23 +59,26 @@ class GpuProbe:
     def read(self, seconds: float, *, gives_up: bool = True) -> tuple[GpuReading, ...] | None:
         """Return what is known of each GPU; None if nothing is within `seconds`.
 
-        Then the process is ended if this call `gives_up`, and nothing is known from then on. Else
-        later calls that do not give up hardly wait, until the answer has come. hurry() ends the
-        wait of calls that give up, and the process stays.
+        Then later calls hardly wait, until the answer has come; those that do not give up do not
+        make calls that do less patient. hurry() ends the wait of calls that give up. A process that
+        has ended is not asked again.
         """
         if not self._lock.acquire(timeout=seconds):
             return None
         try:
             if self._process is None:
                 return None
-            patience = _IMPATIENT if self._is_asked and not gives_up else seconds
+            is_known_late = self._is_late if gives_up else self._is_asked
+            patience = _IMPATIENT if is_known_late else seconds
             told = self._ask(self._process, patience, may_be_hurried=gives_up)
+            self._is_late, self.failure = False, ""
             return readings(told, self._node, self._listed)
         except TimeoutError as error:
-            if gives_up and not self._is_hurried:
-                self._fail(error)
+            if gives_up and not (self._is_hurried or self._is_late):
+                self._is_late, self.failure = True, _failure(error)
         except (OSError, ValueError) as error:
-            self._fail(error)
+            self.failure = _failure(error)
+            self._end()
         finally:
             self._lock.release()
         return None
@@ -81,10 +86,6 @@ class GpuProbe:
     def hurry(self) -> None:
         """End waits for a driver that is slow, now and later."""
         self._is_hurried = True
-
-    def _fail(self, error: Exception) -> None:
-        self.failure = f"the GPUs' driver cannot be asked: {error}"
-        self._end()
 
     def close(self) -> None:
         """End the process. One that hangs in its driver is left to the kernel."""
@@ -142,6 +143,10 @@ class GpuProbe:
                     pipe.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
+
+
+def _failure(error: Exception) -> str:
+    return f"the GPUs' driver cannot be asked: {error}"
 
 
 def _start(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -129,11 +129,15 @@ class Nvml:
         place = _Pci()
         known = self._knows("nvmlDeviceGetPciInfo_v3", handle, (), place)
         facts: dict[str, Any] = {"pci": _text(place.address)} if known else {}
-        return facts | {"uuid": self._uuid(handle), "mig": self._mig(handle)}
+        texts = {"uuid": self._uuid(handle), "name": self._text("nvmlDeviceGetName", handle)}
+        return facts | texts | {"mig": self._mig(handle)}
 
     def _uuid(self, handle: ctypes.c_void_p) -> str:
+        return self._text("nvmlDeviceGetUUID", handle)
+
+    def _text(self, function: str, handle: ctypes.c_void_p) -> str:
         found = ctypes.create_string_buffer(96)
-        known = self._knows("nvmlDeviceGetUUID", handle, (found, _U32(len(found))))
+        known = self._knows(function, handle, (found, _U32(len(found))))
         return _text(found.value) if known else ""
 
     def _mig(self, handle: ctypes.c_void_p) -> list[str]:

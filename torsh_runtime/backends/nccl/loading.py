@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from torsh_runtime.errors import BackendUnavailable
 
 T = TypeVar("T")
 
+_log = logging.getLogger("torsh_runtime")
 _begun: list[threading.Thread] = []
+_PATIENCE = 30.0
+"""Seconds that a fork waits for both to be loaded."""
 
 
 def begin_loading() -> None:
@@ -26,7 +30,7 @@ def begin_loading() -> None:
         return
     thread = threading.Thread(target=_import_both, name="torsh-nccl-import", daemon=True)
     _begun.append(thread)
-    os.register_at_fork(before=_await)  # a child would wait for ever for a half-loaded module
+    os.register_at_fork(before=_before_fork)
     thread.start()
 
 
@@ -71,8 +75,20 @@ def _import_both() -> tuple[Nccl, Cuda]:
     return cast(Nccl, import_module("nccl.core")), cast(Cuda, import_module("cuda.core"))
 
 
-def _await() -> None:
+def _before_fork() -> None:
+    """Wait for what is being loaded, which the child could not load. A driver may hang in it, and
+    most children never use NCCL, so the fork goes on after some time."""
+    _await(_PATIENCE)
+    if any(thread.is_alive() for thread in _begun if thread is not threading.current_thread()):
+        _log.warning(
+            "nccl4py has not been loaded within %g s: a process that is forked now cannot use the "
+            "nccl backend. See whether the GPUs' driver hangs (dmesg)",
+            _PATIENCE,
+        )
+
+
+def _await(seconds: float | None = None) -> None:
     for thread in _begun:
         if thread is not threading.current_thread():
             with suppress(RuntimeError):  # it has not been started yet
-                thread.join()
+                thread.join(seconds)

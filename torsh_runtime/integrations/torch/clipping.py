@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad
 
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework.parts import Part
+from torsh_runtime.framework.parts import Part, check_norm_type
 from torsh_runtime.framework.torch_foreach import norm
 from torsh_runtime.integrations.torch.marks import marks_of
 
@@ -61,10 +61,11 @@ def _clipping(theirs: Callable[..., Any]) -> Callable[..., Any]:
         Raises ConfigError for parameters that are not cut over all ranks.
         """
         each = [parameters] if isinstance(parameters, torch.Tensor) else [*parameters]
-        norm_type, is_checked = getattr(total_norm, _ASKED, (0.0, False))
+        norm_type, is_checked = getattr(total_norm, _ASKED, (math.nan, False))
         parts = [part for marks in map(marks_of, each) if marks for part in marks.parts]
         if parts:
-            _check(parts, is_known=norm_type != 0.0)
+            _check(parts, is_known=not math.isnan(norm_type))
+            check_norm_type(norm_type)
             total_norm.copy_(_norm_over(parts[0].group, each, norm_type))
         if is_checked and not bool(torch.isfinite(total_norm)):
             raise RuntimeError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from torsh_runtime.backends.reconfiguration import (
     check_plan,
 )
 from torsh_runtime.errors import ConfigError, StoreError
-from torsh_runtime.integrations.torch.store import TorchStore
+from torsh_runtime.integrations.torch.store import TimedStore, until
 from torsh_runtime.monitoring.calls import own_calls
 
 c10d: Any = _distributed_c10d
@@ -190,8 +191,8 @@ def _configured(plan: Plan, turn: Attempt, timeout: float) -> Configured:
     """Carry out configure(), and return its result."""
     deadline = time.monotonic() + timeout
     quorum = "" if plan.quorum_id is None else str(plan.quorum_id)
-    given = c10d.PrefixStore(f"configure/{quorum}", _reached(plan.store, timeout))
-    store = TorchStore(given)
+    given = c10d.PrefixStore(f"configure/{quorum}", _reached(plan.store, deadline))
+    store = TimedStore(given, deadline)
     check_first(store.add(f"turn/{plan.rank}", 1), plan.rank, f"quorum_id {plan.quorum_id}")
     waiting = AttemptStore(store, turn)
     left = max(deadline - time.monotonic(), 0.001)
@@ -199,22 +200,25 @@ def _configured(plan: Plan, turn: Attempt, timeout: float) -> Configured:
     return Configured(meet(waiting, plan.rank, plan.world_size, left, name), given, plan)
 
 
-def _reached(store: Any, timeout: float) -> Any:
-    """Return the store, or connect to the one at the address."""
+def _reached(store: Any, deadline: float) -> Any:
+    """Return the store, or connect to the one at the address. Raises StoreError at the deadline,
+    of time.monotonic(), also if the process that serves it is stopped."""
     if not isinstance(store, str):
         return store
     address, _, prefix = store.partition("/")
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f"store_addr is {store!r}; it must be a Store, or host:port/prefix")
+    connect = partial(
+        c10d.TCPStore,
+        host.strip("[]"),
+        int(port),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=max(deadline - time.monotonic(), 0.001)),
+    )
     try:
-        served = c10d.TCPStore(
-            host.strip("[]"),
-            int(port),
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-        )
+        served = until(connect, deadline)
     except RuntimeError as error:
         raise StoreError(f"no torch store answered at {address}: {error}") from None
     return c10d.PrefixStore(prefix, served)

@@ -112,10 +112,10 @@ class TimedStore(TorchStore):
         return TimedStore(c10d.PrefixStore(prefix, self._store), self._deadline)
 
     def _call(self, what: str, request: Callable[[], T]) -> T:
-        return super()._call(what, lambda: _until(request, self._deadline))
+        return super()._call(what, lambda: until(request, self._deadline))
 
 
-def _until(request: Callable[[], T], deadline: float) -> T:
+def until(request: Callable[[], T], deadline: float) -> T:
     """Return the result of the request. Raises RuntimeError if there is none at the deadline.
 
     The request runs on a thread, which then goes on until the store answers.

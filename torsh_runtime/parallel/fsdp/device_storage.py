@@ -29,13 +29,6 @@ class DeviceStorage(GatheredStorage):
         self._held: dict[int, Any] = {}
         self._is_overwritten = False
         """Whether gradients are being reduced from the memory of `whole`."""
-        self._holders: int | None = None
-        """How many arrays have the memory of `whole` while nothing computes with it."""
-
-    def reshard(self) -> None:
-        if self._holders is None:  # all views of it are made, and no pass has begun
-            self._holders = self._framework.holders(self.whole)
-        super().reshard()
 
     def prepare(self) -> None:
         self._reducing.clear()
@@ -87,20 +80,13 @@ class DeviceStorage(GatheredStorage):
         if not others and len(first) == self._flat.size and first.nbytes >= _LARGE:
             self._staged, self._held = first, {}
             return
-        if self._staged is None and is_over and self._is_unused():
+        if self._staged is None and is_over and self._is_here and not self.is_held():
             self._staged, self._is_here, self._is_overwritten = self.whole, False, True
         elif self._staged is None:
             self._staged = self._new_staged()
         places = [self._staged_of(number) for number in self._held]
         self._framework.copy(places, [*self._held.values()])
         self._let_go_of_held()
-
-    def _is_unused(self) -> bool:
-        """Return whether `whole` is here, and no graph has values in its memory: one that is
-        retained has some, and so has one that computes with detached values of a parameter."""
-        if not self._is_here or self._holders is None:
-            return False
-        return self._framework.holders(self.whole) <= self._holders
 
     def _let_go_of_held(self) -> None:
         for number in self._held:

@@ -221,7 +221,7 @@ class FSDPModule(ShardedModule):
         module: Any = super()
         if are_meant():
             return module.state_dict(*arguments, **named)
-        with self._sharding.summon_full_params(writeback=False):
+        with self._sharding.summon_full_params(False, "state_dict()"):
             return module.state_dict(*arguments, **named)
 
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:

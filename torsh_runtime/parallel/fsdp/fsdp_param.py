@@ -94,6 +94,11 @@ class StorageStrategy(ABC):
     def reshard(self) -> None:
         """Free everything that is not this rank's."""
 
+    def reshard_early(self) -> None:
+        """Free the same within a backward pass, unless a graph still needs values: then reshard()
+        frees it."""
+        self.reshard()
+
     @abstractmethod
     def prepare(self) -> None:
         """Allocate memory for gradients. All ranks call it in the same order."""
@@ -258,7 +263,7 @@ class FSDPParam:
         self._own.reshape(-1)[...] = values[first:last]
 
     def be_whole(self) -> None:
-        self._show(self._view)
+        self._show(self._view[...])  # a view of its own, which counts as a holder of the memory
 
     def be_copied(self, full: Any) -> None:
         """Show the parameter whole in other memory, `full`."""

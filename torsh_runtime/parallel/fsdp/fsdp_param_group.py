@@ -269,6 +269,13 @@ class FSDPParamGroup:
             memory.reshard()
         self._machine.become(ShardedState.SHARDED, unit=self.name)
 
+    def reshard_early(self) -> None:
+        """Free the same within a backward pass, except for values that a graph still needs."""
+        self.show_own()
+        for _, memory in self.laid:
+            memory.reshard_early()
+        self._machine.become(ShardedState.SHARDED, unit=self.name)
+
     def watch(self, kind: Any) -> None:
         """Watch for operations that take values of its parameters, unless it is whole."""
         if kind is not None and self._machine.state is not ShardedState.UNSHARDED:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torsh_runtime.comm.agreement import agree
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import ConfigError
+from torsh_runtime.errors import CommMismatch, ConfigError
 from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.framework.models import differentiable, on_forward
 from torsh_runtime.monitoring.marks import Span, own_marks
@@ -20,7 +20,11 @@ from torsh_runtime.parallel.fsdp.config import FsdpConfig
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.owners import owners_of
 from torsh_runtime.parallel.fsdp.prefetching import Prefetching
-from torsh_runtime.parallel.fsdp.record import check_outputs, used_by_any
+from torsh_runtime.parallel.fsdp.record import (
+    OTHER_CALL,
+    check_outputs,
+    used_by_any,
+)
 from torsh_runtime.parallel.fsdp.reduction import Reduction
 from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.fsdp.wrapping import is_within
@@ -182,6 +186,14 @@ class FSDPState:
         self._added.check()
         self.awaiting.end()
         self.rest()
+        try:
+            self._publish()
+        except CommMismatch as error:
+            error.add_note(OTHER_CALL)
+            raise
+
+    def _publish(self) -> None:
+        """Let all ranks read this rank's parts, and prepare for gradients."""
         for unit in self.units:
             unit.publish()
             if self._framework.is_grad_enabled():
@@ -361,7 +373,7 @@ class FSDPState:
             unit.show_own()
         self._reduction.begin(unit, is_freed)
         if is_freed:
-            unit.reshard()
+            unit.reshard_early()
         self._prefetching.after_backward(unit)
 
     def _end(self) -> None:

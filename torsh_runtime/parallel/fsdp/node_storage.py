@@ -7,6 +7,8 @@ from contextlib import suppress
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
+import numpy as np
+
 from torsh_runtime.arrays.pages import give_back
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.backends.native.host_info import node_here
@@ -36,11 +38,23 @@ class Nodes:
         self._released: list[NodeStorage] = []
 
     def meet(self) -> None:
-        """Wait for the ranks of this node; then nobody needs what all have released."""
-        self.here.barrier()
+        """Wait for the ranks of this node. Then free what all have released, except for what a
+        graph of one of them still needs in the present backward pass."""
+        needed = self._needed()
         for memory in self._released:
-            memory.let_go()
-        self._released.clear()
+            if memory not in needed:
+                memory.let_go()
+        self._released = needed
+
+    def _needed(self) -> list[NodeStorage]:
+        """Meet the ranks of this node, and return the storages that any of them still needs."""
+        early = [each for each in self._released if each.is_early]
+        if not early:
+            self.here.barrier()
+            return []
+        flags = np.array([each.is_held() for each in early], np.int32)
+        self.here.all_reduce(flags, ReduceOp.MAX)
+        return [each for each, flag in zip(early, flags, strict=True) if flag]
 
     def release(self, memory: NodeStorage) -> None:
         """Note that this rank no longer needs `memory`."""
@@ -68,6 +82,8 @@ class NodeStorage(GatheredStorage):
         super().__init__(stored)
         self._shares = [self._parts[members[nodes.here.rank]] for members in nodes.members]
         self._is_published = True
+        self.is_early = False
+        """Whether it was released in a backward pass that goes on."""
         nodes.meet()
 
     def remade(self, flat: FlatParameter) -> Self:
@@ -90,6 +106,15 @@ class NodeStorage(GatheredStorage):
         super().unshard()
         if is_new:
             self._nodes.meet()
+
+    def reshard(self) -> None:
+        self.is_early = False
+        super().reshard()
+
+    def reshard_early(self) -> None:
+        if self._is_here:
+            super().reshard()
+            self.is_early = True
 
     def met(self) -> None:
         if self._nodes.take_back(self):

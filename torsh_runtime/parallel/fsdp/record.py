@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from torsh_runtime.comm.agreement import texts_of_all
+from torsh_runtime.comm.agreement import agree, texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.errors import ConfigError, GradientError
+from torsh_runtime.errors import CommError, ConfigError, GradientError
 from torsh_runtime.framework.trees import leaves
 
 if TYPE_CHECKING:
@@ -20,6 +21,26 @@ SAME_PARAMETERS = (
     "each rank has to use the same parameters of a sharded model, in the same order (an expert "
     "without tokens on a rank is called there with an empty batch)"
 )
+OTHER_CALL = (
+    "Another rank may have called a method of the sharded model that needs the parts of all ranks, "
+    "such as state_dict(): call those on all ranks"
+)
+
+
+@contextmanager
+def called_by_all(group: ProcessGroup, what: str) -> Iterator[None]:
+    """Let all ranks agree that they call a method, and say in errors of communication, within the
+    block, too, that all have to."""
+    try:
+        agree(group, f"{what} of a sharded model")
+        yield
+    except CommError as error:
+        error.add_note(
+            f"{what} of a sharded model needs the parts of all ranks: call it on all of them, also "
+            f"where one rank alone uses the result, as `state = model.state_dict()` before "
+            f"`if rank == 0:`"
+        )
+        raise
 
 
 class Record:

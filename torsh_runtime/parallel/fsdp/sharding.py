@@ -27,6 +27,7 @@ from torsh_runtime.parallel.fsdp.fsdp_init import (
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
 from torsh_runtime.parallel.fsdp.guard import NoCopies, guard
+from torsh_runtime.parallel.fsdp.record import called_by_all
 from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.fsdp.wrapping import is_within
 from torsh_runtime.parallel.layouts import layouts_by_id, part_of
@@ -140,8 +141,11 @@ class Sharding:
         return total
 
     @contextmanager
-    def summon_full_params(self, writeback: bool) -> Iterator[None]:
-        """Make all parameters whole in this block. Within another such block it does nothing."""
+    def summon_full_params(
+        self, writeback: bool, what: str = "summon_full_params()"
+    ) -> Iterator[None]:
+        """Make all parameters whole in this block. Within another such block it does nothing.
+        what: the call that needs them."""
         passes = self.outermost
         if passes.training_state is TrainingState.SUMMON_FULL_PARAMS:
             yield
@@ -150,10 +154,11 @@ class Sharding:
             raise ConfigError("parameters are whole since unshard(): call reshard() first")
         passes.awaiting.end()
         passes.rest()
-        passes.meet()
-        for unit in passes.units:
-            unit.summon()
-        passes.meet()
+        with called_by_all(self.group, what):
+            passes.meet()
+            for unit in passes.units:
+                unit.summon()
+            passes.meet()
         passes.training_state = TrainingState.SUMMON_FULL_PARAMS
         try:
             yield
@@ -192,7 +197,7 @@ class Sharding:
                 "model is wrapped"
             )
         self.outermost.awaiting.note_values()
-        with self.summon_full_params(writeback=True):
+        with self.summon_full_params(writeback=True, what="load_state_dict()"):
             yield
 
     def sharded_state_dict(self, mesh: DeviceMesh | None) -> dict[str, Any]:

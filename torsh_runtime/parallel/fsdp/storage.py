@@ -115,6 +115,11 @@ class GatheredStorage(StorageStrategy):
         self.shard = self._make_shard()
         self._parts = self._flat.parts(self.whole)
         self._is_here = True
+        self._is_kept = False
+        """Whether it is here only because a graph needs values. Other ranks may have freed it, so
+        that all gather it again."""
+        self._holders: int | None = None
+        """How many arrays have the memory of `whole` while nothing computes with it."""
         self._gathering: Any = None
         self._staged: Any = None
         self._came: set[int] = set()
@@ -126,10 +131,12 @@ class GatheredStorage(StorageStrategy):
         """Do nothing, because it is gathered anew each time."""
 
     def begin_unshard(self) -> None:
-        if self._gathering is not None or self._is_here:
+        if self._gathering is not None or (self._is_here and not self._is_kept):
             return
-        self._allocate()
-        self._count(self._whole_size, self._precision.computed)
+        if not self._is_here:
+            self._allocate()
+            self._count(self._whole_size, self._precision.computed)
+        self._is_kept = False
         self._gathering = self._begin_gather()
         self.ledger.gathers += 1
 
@@ -140,12 +147,25 @@ class GatheredStorage(StorageStrategy):
             self._gathering, self._is_here = None, True
 
     def reshard(self) -> None:
+        if self._holders is None:  # all views of it are made, and no pass has begun
+            self._holders = self._framework.holders(self.whole)
         if self._gathering is not None:
             self.unshard()
         if self._is_here:
             self._release()
             self._give(self._whole_size, self._precision.computed)
-            self._is_here = False
+            self._is_here = self._is_kept = False
+
+    def reshard_early(self) -> None:
+        if self._is_here and self.is_held():
+            self._is_kept = True
+        else:
+            self.reshard()
+
+    def is_held(self) -> bool:
+        """Return whether a graph has values in the memory of `whole`: one that is retained has
+        some, and so has one that computes with detached values of a parameter."""
+        return self._holders is None or self._framework.holders(self.whole) > self._holders
 
     def prepare(self) -> None:
         self._reducing.clear()
@@ -266,6 +286,9 @@ class ReplicatedStorage(GatheredStorage):
         """Do nothing, because it is whole."""
 
     def reshard(self) -> None:
+        """Do nothing, because it stays whole."""
+
+    def reshard_early(self) -> None:
         """Do nothing, because it stays whole."""
 
     def full(self) -> Any:

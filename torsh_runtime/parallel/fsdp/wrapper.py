@@ -260,7 +260,7 @@ class FullyShardedDataParallel(ShardedModule):
                 torch.save(state, "model.pt")
             ```
         """
-        with self.summon_full_params(writeback=False):
+        with self._sharding.summon_full_params(False, "state_dict()"):
             return self.module.state_dict(*arguments, **named)
 
     def load_state_dict(self, state_dict: Any, *arguments: Any, **named: Any) -> Any:

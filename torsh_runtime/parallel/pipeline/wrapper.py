@@ -100,7 +100,9 @@ class PipelineParallel:
             group: The ranks if there is no mesh; None is the default group.
             schedule: "gpipe", "1f1b", "interleaved", "zb-h1", "zbv", with "+1" for one more forward
                 pass ahead ("1f1b+1"), "auto", a Table, or the path of one (load_table()).
-            loss_fn: A function (output of the last stage, target) -> the mean over a microbatch.
+            loss_fn: A function (output of the last stage, target) -> the mean over a microbatch. It
+                is called three more times in the first step, with copies of a row, which tell
+                whether it is a mean: what it counts or logs counts these, too.
             cuts: Names of the layers that later stages begin with, or the number of stages, made as
                 equal as possible by measurements with `example`.
             example: A microbatch. With it, it is also checked that the layers give what the model's

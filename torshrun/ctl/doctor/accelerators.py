@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
+import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from torshrun.ctl.doctor import probes
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
 from torshrun.ctl.doctor.probes import Probed
+from torshrun.health import nvml
 from torshrun.procfs import ROOT
 from torshrun.text import size
 from torshrun.topology.gpus import Gpu, pci_numa_node, visible
 
 _IN_USE = 1 << 30
 """Bytes of a GPU's memory from which on it counts as used by another process."""
-_NVML = """
-import pynvml as nvml
-nvml.nvmlInit()
-def text(value): return value.decode() if isinstance(value, bytes) else str(value)
-def card(index):
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    try:
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-        total, used = memory.total, memory.used
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_NoPermission):
-        total = used = 0
-    try:
-        errors = nvml.nvmlDeviceGetTotalEccErrors(handle, 1, 0)
-    except nvml.NVMLError:
-        errors = 0
-    return {"name": text(nvml.nvmlDeviceGetName(handle)), "memory": total,
-            "used": used, "errors": errors}
-report(cards=[card(index) for index in range(nvml.nvmlDeviceGetCount())])
-"""
-_QUERY = "--query-gpu=name,memory.total,memory.used,ecc.errors.uncorrected.volatile.total"
-_FORMAT = "--format=csv,noheader,nounits"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +42,7 @@ class Accelerators:
     listed: str | None
     """The value of CUDA_VISIBLE_DEVICES."""
     source: str
-    """The library or program that described the cards. Empty if there is none."""
+    """The library that described the cards. Empty if there is none."""
     cards: tuple[Card, ...]
     failure: str
     """The reason why it failed. Empty if it did not."""
@@ -70,42 +50,32 @@ class Accelerators:
 
 def gather(environ: Mapping[str, str], seconds: float, root: Path = ROOT) -> Accelerators:
     usable = visible(environ, root)
-    source, cards, failure = "", (), ""  # type: tuple[str, tuple[Card, ...], str]
-    if find_spec("pynvml"):
-        source = "nvidia-ml-py"
-        cards, failure = _from_nvml(probes.python(_NVML, seconds))
-    elif program := shutil.which("nvidia-smi"):
-        source = "nvidia-smi"
-        asked = probes.program([program, _QUERY, _FORMAT], seconds, every_line=True)
-        cards, failure = _from_table(asked)
     nodes = tuple(pci_numa_node(gpu, root) for gpu in usable)
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    return Accelerators(usable, nodes, listed, source, cards, failure)
+    argv = [sys.executable, "-I", "-S", nvml.__file__]
+    asked = probes.program(argv, seconds, every_line=True, given="\n")
+    source, cards, failure = _answer(asked)
+    return Accelerators(usable, nodes, environ.get("CUDA_VISIBLE_DEVICES"), source, cards, failure)
 
 
-def _from_nvml(probed: Probed) -> tuple[tuple[Card, ...], str]:
+def _answer(probed: Probed) -> tuple[str, tuple[Card, ...], str]:
+    """Return the name of NVML, the cards that it described, and the reason why it failed."""
     if probed.outcome != "ok":
-        return (), probed.said
-    cards: list[dict[str, Any]] = probed.facts.get("cards", [])
-    return tuple(Card(**card) for card in cards), ""
+        return "NVML", (), probed.said
+    try:
+        told = json.loads(probed.said)
+        found, failure = told["gpus"], told.get("error", "")
+    except (ValueError, TypeError, KeyError):
+        return "NVML", (), f"what it said cannot be read: {probed.said}"
+    if failure.startswith(nvml.LIBRARY):  # where no driver is installed
+        return "", (), ""
+    broken = [f"GPU {each['index']}: {each['error']}" for each in found if "error" in each]
+    cards = tuple(_described(each) for each in found if "pci" in each and "error" not in each)
+    return "NVML", cards, failure or "; ".join(broken)
 
 
-def _from_table(probed: Probed) -> tuple[tuple[Card, ...], str]:
-    """Parse lines such as "NVIDIA H100, 81559, 4, 0".
-
-    Memory is in MiB, and unknown numbers are [N/A].
-    """
-    if probed.outcome != "ok":
-        return (), probed.said.strip().rpartition("\n")[2]
-    lines = [line.rsplit(",", 3) for line in probed.said.splitlines() if line.count(",") >= 3]
-
-    def number(text: str) -> int:
-        return int(text) if text.strip().isdecimal() else 0
-
-    return tuple(
-        Card(name.strip(), number(memory) << 20, number(used) << 20, number(errors))
-        for name, memory, used, errors in lines
-    ), ""
+def _described(told: Mapping[str, Any]) -> Card:
+    numbers = (told.get(name) or 0 for name in ("memory_total", "memory_used", "ecc"))
+    return Card(str(told.get("name") or "NVIDIA GPU"), *numbers)
 
 
 def check(facts: Accelerators) -> Iterator[Finding]:
@@ -141,7 +111,7 @@ def _cards(facts: Accelerators) -> Iterator[Finding]:
         yield note(
             "GPU details",
             "not queried",
-            "pip install nvidia-ml-py, or put nvidia-smi on the path, to see memory and errors.",
+            f"Make the driver's {nvml.LIBRARY} loadable here, to see memory and errors.",
         )
     elif facts.failure:
         yield problem(

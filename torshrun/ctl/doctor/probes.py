@@ -45,12 +45,15 @@ def python(code: str, seconds: float) -> Probed:
     return Probed("failed", "what it reported cannot be read")
 
 
-def program(argv: Sequence[str], seconds: float, *, every_line: bool = False) -> Probed:
-    """Run a program. Kill it with its children if it is not done within `seconds`."""
+def program(
+    argv: Sequence[str], seconds: float, *, every_line: bool = False, given: str = ""
+) -> Probed:
+    """Run a program, which reads `given`. Kill it with its children if it is not done within
+    `seconds`."""
     try:
         process = subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -61,7 +64,7 @@ def program(argv: Sequence[str], seconds: float, *, every_line: bool = False) ->
         return Probed("failed", error.strerror or str(error))
     with process:
         try:
-            said, _ = process.communicate(timeout=seconds)
+            said, _ = process.communicate(given, timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(
                 process.pid, signal.SIGKILL

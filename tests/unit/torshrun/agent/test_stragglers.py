@@ -26,6 +26,7 @@ def test_what_was_told_in_the_round_before_counts_for_nothing() -> None:
         tell_leader=lambda told: None,
         replace=lambda node: False,
         announce=lambda finding, sequel: found.append(finding),
+        read_gpus=tuple,
         known=before,
     )
     monitor.judge(before)

@@ -87,7 +87,6 @@ def test_gpus_that_are_hidden_are_not_looked_at(nvml: FakeNvml, root: Path) -> N
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("hang", "has not answered for 0.5 s"),
         ("crash", "the process that asks it has ended"),
         ("init 18", "Driver/library version mismatch"),
     ],
@@ -95,9 +94,24 @@ def test_gpus_that_are_hidden_are_not_looked_at(nvml: FakeNvml, root: Path) -> N
 def test_a_driver_that_fails_is_given_up(nvml: FakeNvml, root: Path, line: str, why: str) -> None:
     nvml.tell({}, [line])
     probe = GpuProbe({**os.environ, **nvml.environ}, root)
-    assert probe.read(0.5 if line == "hang" else 20) is None
+    assert probe.read(20) is None
     assert why in probe.failure
     assert not probe.knows
+
+
+def test_a_driver_that_is_late_is_asked_again(nvml: FakeNvml, root: Path) -> None:
+    """Those who wait for it do so once, until it has answered."""
+    nvml.tell({}, ["late"])
+    probe = GpuProbe({**os.environ, **nvml.environ}, root)
+    assert probe.read(0.5) is None
+    begun = time.monotonic()
+    assert probe.read(20) is None
+    assert time.monotonic() - begun < 10
+    assert "has not answered for 0.5 s" in probe.failure
+    nvml.tell({1: {"ecc": 3}})
+    assert soon(lambda: probe.read(0.5) is not None)
+    assert ([each.ecc for each in read(probe)], probe.failure) == ([0, 3, 0, 0], "")
+    probe.close()
 
 
 def test_who_only_looks_does_not_end_a_driver_that_is_slow(nvml: FakeNvml, root: Path) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +174,31 @@ def test_on_this_machine() -> None:
     gpus = visible({})
     devices = [name for name in os.listdir("/dev") if name[6:].isdecimal() and "nvidia" in name]
     assert len(gpus) <= len(devices) or Path("/dev/kfd").exists()
+
+
+DEVICES = Path("/sys/fs/cgroup/devices")
+
+
+@pytest.mark.skipif(not os.access(DEVICES / "cgroup.procs", os.W_OK), reason="needs cgroup v1")
+def test_gpus_that_a_control_group_denies_do_not_count(tmp_path: Path) -> None:
+    """A scheduler such as Slurm leaves their devices in /dev."""
+    root = machines.four_gpus(tmp_path)
+    for minor in (0, 1):
+        device = root / f"dev/nvidia{minor}"
+        device.unlink()
+        os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(195, minor))
+    group = DEVICES / f"torsh-test-{os.getpid()}"
+    code = (
+        "import pathlib, sys; group, root = map(pathlib.Path, sys.argv[1:])\n"
+        "import os; (group / 'cgroup.procs').write_text(str(os.getpid()))\n"
+        "(group / 'devices.deny').write_text('c 195:1 rwm')\n"
+        "from torshrun.topology.gpus import visible\n"
+        "print(*(gpu.pci for gpu in visible({}, root)))"
+    )
+    assert len(visible({}, root)) == 4
+    group.mkdir()
+    try:
+        seen = subprocess.check_output([sys.executable, "-P", "-c", code, group, root], text=True)
+    finally:
+        group.rmdir()
+    assert len(seen.split()) == 3

@@ -41,9 +41,7 @@ MACHINE = Machine(
 )
 KERNEL = Kernel("6.1", 0, 0, 0, 0, "madvise")
 LIMITS = Limits((65536, 65536), (-1, -1), (65536, 65536), (0, -1))
-GPU = Accelerators(
-    (Gpu("0", "0000:3b:00.0"),), (1,), None, "nvidia-smi", (Card("H100", 80, 1),), ""
-)
+GPU = Accelerators((Gpu("0", "0000:3b:00.0"),), (1,), None, "NVML", (Card("H100", 80, 1),), "")
 
 
 def worst(found: list[Finding]) -> Finding:
@@ -201,10 +199,3 @@ def test_gpus_in_trouble(changed: dict[str, object], what: str, severity: str) -
 def test_memory_that_a_gpu_does_not_tell_of_is_unknown() -> None:
     found = [*accelerators.check(replace(GPU, cards=(Card("GB10", 0, 0),)))][-1]
     assert (found.severity, found.value) == ("ok", "GB10, memory unknown")
-
-
-def test_the_table_of_nvidia_smi() -> None:
-    table = "NVIDIA H100 80GB HBM3, 81559, 4, 0\nNVIDIA A10, 23028, 1024, [N/A]\n"
-    cards, failure = accelerators._from_table(Probed("ok", table))
-    assert cards[1] == Card("NVIDIA A10", 23028 << 20, GIB, 0)
-    assert (cards[0].name, failure) == ("NVIDIA H100 80GB HBM3", "")
