@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.elastic.batches import Batches
 from torsh_runtime.elastic.sampler import ElasticSampler
+from torsh_runtime.elastic.torchs import problem_of_torchs
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.agreement import send_from
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel, wrappers_of
@@ -162,14 +162,14 @@ def _problem(part: Any, group: ProcessGroup | None) -> str:
         return f"{kind} has a state of each rank: give join() an ElasticSampler"
     if not is_model(part) and not is_optimizer(part):
         return _problem_of_other(part, kind)
+    if problem := problem_of_torchs(part, group):
+        return f"{problem}, {_INSTEAD}"
     if is_optimizer(part):
         if isinstance(part, DistributedOptimizer):
             return f"each rank has a part of its state: pass an ordinary optimizer, {_INSTEAD}"
         return ""
     if shardings_of(part):
         return f"it is sharded over ranks (FSDP): wrap it in DistributedDataParallel, {_INSTEAD}"
-    if _is_torchs(part):
-        return f"it is torch's own {kind}: wrap it in tr.DistributedDataParallel, {_INSTEAD}"
     if isinstance(part, DistributedDataParallel):
         return _problem_of_ddp(part, group)
     return ""
@@ -189,11 +189,6 @@ def _problem_of_ddp(model: DistributedDataParallel, group: ProcessGroup | None) 
     if model.has_hook:
         return f"its gradients are compressed, or averaged by a hook: leave that out, {_INSTEAD}"
     return ""
-
-
-def _is_torchs(model: Any) -> bool:
-    torchs = sys.modules.get("torch.nn.parallel")
-    return torchs is not None and isinstance(model, torchs.DistributedDataParallel)
 
 
 def _is_in(part: object, others: tuple[object, ...]) -> bool:

@@ -19,6 +19,7 @@ from torsh_runtime.elastic.healing import check_same, heal, whole_contents
 from torsh_runtime.elastic.parts_of_job import Parts
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.step import LOST, Step
+from torsh_runtime.elastic.torchs import torchs_default
 from torsh_runtime.errors import CheckpointError, CommError, ConfigError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
@@ -62,7 +63,7 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
         ```
     """
     global _joined
-    group = default_group() if has_default_group() else None
+    group = default_group() if has_default_group() else torchs_default()
     if group is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("join() needs the ranks of this job: call tr.init_process_group() before")
     if _joined:
@@ -71,6 +72,8 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
         )
     with Attempt() as attempt:
         _check_group(group)
+        if isinstance(group, JobGroup):
+            group.protect()
         own = Parts(parts, group)
     if group is not None and group.is_unmet:
         if attempt.error is not None:
