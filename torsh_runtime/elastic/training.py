@@ -26,7 +26,11 @@ from torsh_runtime.job_group import JobGroup
 from torsh_runtime.parallel.state import Contents
 
 _NOTHING = -1
-"""In place of the step, for a rank that has no whole state."""
+"""In place of the step, for a rank that has no whole state; of the total, before steps()."""
+_TOTAL = (
+    "The number of all steps is the same in a replacement if it does not depend on what is left of "
+    "an epoch: take len(sampler), not len() of a loader"
+)
 
 
 def join(*, seed: int = 0, **parts: Any) -> Training:
@@ -124,8 +128,8 @@ class Training:
         """Whether this rank has the whole state of the steps before `number`."""
         self._is_met_anew = False
         """Whether no step was committed since the ranks have met after a loss."""
-        self._is_taken = False
-        """Whether steps() was called."""
+        self._total = _NOTHING
+        """The number of all steps, once steps() was called."""
 
     @property
     def rank(self) -> int:
@@ -151,12 +155,17 @@ class Training:
                     step.commit()
             ```
         """
-        if self._is_taken:
+        if self._total != _NOTHING:
             raise ConfigError(
                 f"rank {self.rank}: steps() was called before: call it once, with the number of "
                 f"steps of all epochs together"
             )
-        self._is_taken = True
+        if total < self.number:
+            raise ConfigError(
+                f"rank {self.rank}: steps() was called for {total} steps, and {self.number} are "
+                f"committed already: {_TOTAL}"
+            )
+        self._total = total
         self._parts.guard()
         try:
             while True:
@@ -260,13 +269,21 @@ class Training:
         self._parts.agree_on_buffers()
         group = self._group
         if group is not None:
-            own = [self.number, self._parts.digest()] if self._is_met_anew else [self.number]
+            own = [self.number]
+            if self._is_met_anew:
+                own += self._total, self._parts.digest()
             votes = group.all_gather_numbers(np.array(own, np.int64))
             voted = votes[:, 0].tolist()
             if len({*voted}) > 1:
                 raise ConfigError(
                     f"ranks commit different steps: {', '.join(map(str, voted))}, by rank. All "
                     f"ranks must take the same steps"
+                )
+            totals = votes[:, 1].tolist() if self._is_met_anew else []
+            if len({*totals}) > 1:
+                raise ConfigError(
+                    f"after the loss of a worker ranks were given other numbers of steps: "
+                    f"{', '.join(map(str, totals))}, by rank. {_TOTAL}"
                 )
             if (votes != votes[0]).any():
                 raise ConfigError(

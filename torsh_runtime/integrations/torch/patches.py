@@ -37,8 +37,8 @@ def _need_no_rank_0() -> None:
     """
     module = sys.modules["torch.distributed.rendezvous"]  # dist.rendezvous is its function
     handlers = getattr(module, "_rendezvous_handlers", {})
-    if theirs := handlers.get("env"):
-        handlers["env"] = _unless_replacing(theirs)
+    for scheme in {"env", "tcp"} & handlers.keys():
+        handlers[scheme] = _unless_replacing(handlers[scheme])
 
 
 def _unless_replacing(theirs: Callable[..., Any]) -> Callable[..., Any]:
