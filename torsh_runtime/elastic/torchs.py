@@ -28,11 +28,11 @@ def problem_of_torchs(part: Any, group: ProcessGroup | None) -> str:
     if "torch.distributed" not in sys.modules:
         return ""
     if not hasattr(part, "modules"):
-        is_cut = _is_from(part, "torch.distributed.optim.")
+        is_cut = _is_from(part, "torch.distributed.optim")
         return "each rank has a part of its state: pass an ordinary optimizer" if is_cut else ""
-    if any(_is_from(each, "torch.distributed.fsdp.") for each in part.modules()):
+    if any(_is_from(each, "torch.distributed.fsdp") for each in part.modules()):
         return "it is sharded over ranks (FSDP): wrap it in DistributedDataParallel"
-    if any(_is_from(each, "torch.distributed.tensor.") for each in part.parameters()):
+    if any(_is_from(each, "torch.distributed.tensor") for each in part.parameters()):
         return "its parameters are DTensors: wrap a model of plain ones in DistributedDataParallel"
     return _problem_of_replicas(part, group)
 
@@ -51,4 +51,4 @@ def _problem_of_replicas(model: Any, group: ProcessGroup | None) -> str:
 
 
 def _is_from(thing: object, package: str) -> bool:
-    return any(each.__module__.startswith(package) for each in type(thing).__mro__)
+    return any(f"{each.__module__}.".startswith(f"{package}.") for each in type(thing).__mro__)
