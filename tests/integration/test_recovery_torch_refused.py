@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -20,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torsh_runtime as tr
-import torsh_runtime.integrations.torch as _  # noqa: F401  (the backend, where torch has not loaded it)
 from torsh_runtime.elastic import training
 from torsh_runtime.integrations.torch import replicas
 
@@ -55,9 +52,7 @@ def check_refused(words: str, **parts: Any) -> None:
 
 HOOKED: dict[str, Callable[[DistributedDataParallel], Any]] = {
     "python's": lambda model: model.register_comm_hook(None, default_hooks.allreduce_hook),
-    "built in": lambda model: model._register_builtin_comm_hook(
-        dist.BuiltinCommHookType.ALLREDUCE
-    ),
+    "built in": lambda model: model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE),
     "of buffers": lambda model: model._register_buffer_comm_hook(None, lambda *_: None),
 }
 
@@ -75,7 +70,7 @@ def test_hooks_are_refused(hook: str) -> None:
 def test_hooks_are_refused_afterwards(hook: str) -> None:
     model, optimizer = made()
     tr.elastic.join(model=model, optimizer=optimizer)
-    with pytest.raises(tr.ConfigError, match="that tr.elastic.join.. protects"):
+    with pytest.raises(tr.ConfigError, match=r"that tr.elastic.join\(\) protects"):
         HOOKED[hook](model)
 
 

@@ -59,7 +59,8 @@ class Deep(nn.Module):
         super().__init__()
         self.first = nn.Linear(6, WIDTH)
         self.others = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.norm, self.drop, self.last = nn.BatchNorm1d(WIDTH), nn.Dropout(0.2), nn.Linear(WIDTH, 1)
+        self.norm, self.drop = nn.BatchNorm1d(WIDTH), nn.Dropout(0.2)
+        self.last = nn.Linear(WIDTH, 1)
 
     def forward(self, values: Any) -> Any:
         values = self.norm(torch.relu(self.first(values)))
@@ -107,7 +108,7 @@ def made() -> list[DistributedDataParallel]:
 
 
 def train(models: list[DistributedDataParallel], values: Any, indices: Any) -> float:
-    deep, choosing, static, viewed, words = models
+    deep, choosing, _, viewed, _ = models
     pass_point("forward")
     losses = []
     for model, given in zip(models, (*[values] * 4, indices), strict=True):
