@@ -14,8 +14,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from torsh_runtime.contract import REPLACEMENT
-
 c10d: Any = dist.distributed_c10d
 
 
@@ -45,11 +43,14 @@ def _unless_replacing(theirs: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(theirs)
     def meet(*given: Any, **named: Any) -> Any:
         """Call torch's own, or give a replacement a store of its own."""
+        from torsh_runtime.contract import REPLACEMENT  # what torch loads by itself stays small
+
         if os.environ.get(REPLACEMENT) != "1":
             return theirs(*given, **named)
         os.environ.pop("TORCH_DIST_INIT_BARRIER", None)  # the others have passed it
         rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-        return iter([(dist.HashStore(), rank, world_size)])
+        torchs: Any = dist
+        return iter([(torchs.HashStore(), rank, world_size)])
 
     return meet
 
