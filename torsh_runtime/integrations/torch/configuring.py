@@ -118,7 +118,7 @@ class Configurable:
         return self._timeout
 
     def take(self, backend: Backend) -> None:
-        """Stand on the backend of another group from now on, which was configured."""
+        """Take the backend of another group from now on, which was configured."""
         if backend is not self._own:
             self._put(backend)
             self._count_anew()

@@ -263,7 +263,7 @@ class TorshProcessGroup(Reconfigurable, c10d.ProcessGroup):  # type: ignore[misc
 
     is_torsh = True
     is_alone = False
-    """Whether no groups are made of this one, since tr.elastic.join() protects it."""
+    """True if no groups can be made of this one, since tr.elastic.join() protects it."""
     supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False

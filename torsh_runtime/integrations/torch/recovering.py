@@ -26,7 +26,7 @@ class RecoveringGroup(JobGroup):
     """
 
     def __init__(self, group: TorshProcessGroup, job: Job | LateJob) -> None:
-        """Stand on the backend of torch's group."""
+        """Take the backend of torch's group."""
         self._torchs = group
         super().__init__(group.own_backend, group.own_timeout, job)
 
