@@ -33,8 +33,21 @@ from benchmarks.processes import interrupt_on_term
 from benchmarks.session import positive
 
 WORKER = str(Path(__file__).with_name("recovery_worker.py"))
+MODULES = ",".join(
+    (
+        "numpy",
+        "torsh_runtime.nn.framework",
+        "torsh_runtime.optim",
+        "torsh_runtime.bootstrap",
+        "torsh_runtime.backends.native.backend",
+        "torsh_runtime.elastic.training",
+    )
+)
+"""The modules that --preload=auto imports, but for a package that is not installed."""
 SETTLE = 3.0
 """Seconds of steps before each kill, in which standbys are made."""
+FIRST = 5
+"""Number of steps before the time of a step is taken."""
 PATIENCE = 60.0
 
 
@@ -52,7 +65,7 @@ class Training:
     def __init__(self, folder: Path, workers: int, restarts: int, width: int, recovers: bool):
         self._path, self._workers = folder / "out", workers
         command = [sys.executable, "-m", "torshrun", f"--nproc-per-node={workers}"]
-        command += [f"--max-restarts={restarts}", "--preload=auto", WORKER, str(width)]
+        command += [f"--max-restarts={restarts}", f"--preload={MODULES}", WORKER, str(width)]
         environ = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self._path.open("w") as out, (folder / "err").open("w") as err:
             self.process = subprocess.Popen(
@@ -74,10 +87,12 @@ class Training:
         """Return when each step that all ranks have committed was complete, in order."""
         return sorted(max(each) for each in self.commits().values() if len(each) >= self._workers)
 
-    def wait(self, what: str, seconds: float, starts: int, after: float = 0.0) -> None:
-        """Wait for so many starts, and a step that was complete after that time."""
+    def wait(
+        self, what: str, seconds: float, starts: int, after: float = 0.0, steps: int = 1
+    ) -> None:
+        """Wait for so many starts, and as many steps that were complete after that time."""
         deadline = time.monotonic() + seconds
-        while len(self.starts()) < starts or max(self.complete(), default=0.0) <= after:
+        while len(self.starts()) < starts or sum(at > after for at in self.complete()) < steps:
             if time.monotonic() > deadline or self.process.poll() is not None:
                 errors = self._path.with_name("err").read_text()
                 raise SystemExit(f"no {what} within {seconds:g} s:\n{errors}")
@@ -95,7 +110,7 @@ def losses(folder: Path, options: argparse.Namespace) -> tuple[list[float], list
     training = Training(folder, workers, kills, options.width, True)
     waits, nets = [], []
     try:
-        training.wait("first step", PATIENCE, workers)
+        training.wait("steps", PATIENCE, workers, steps=FIRST)
         time.sleep(SETTLE)
         step = training.step()
         for number in range(kills):
@@ -117,7 +132,7 @@ def plain_step(folder: Path, options: argparse.Namespace) -> float:
     """Return the seconds of a step without join()."""
     training = Training(folder, options.workers, 0, options.width, False)
     try:
-        training.wait("first step", PATIENCE, options.workers)
+        training.wait("steps", PATIENCE, options.workers, steps=FIRST)
         time.sleep(2 * SETTLE)
         return training.step()
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,9 +13,11 @@ from typing import cast
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.native.network import secret_of
 from torsh_runtime.backends.reconfiguration import Attempt, AttemptStore, check_first
+from torsh_runtime.backends.spares import Spares
 from torsh_runtime.comm.choosing import backend_type
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.registry import GroupResources, ReconfigurePlan
+from torsh_runtime.comm.timeouts import LONGEST_TIMEOUT
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.job import REQUEST, Job, LateJob, key_by_hand, store_client
@@ -36,6 +38,8 @@ class JobGroup(ProcessGroup):
         session = job.session(backend, partial(configured, job))
         super().__init__(backend, timeout, name=own, session=session)
         self._job = job
+        self._spares = Spares()
+        self._when_left: Callable[[], None] | None = None
         self.note_title(DEFAULT)
 
     @property
@@ -67,6 +71,38 @@ class JobGroup(ProcessGroup):
         self._leave()
         return JobGroup(backend, self.timeout, job, name)
 
+    def recovers(self) -> None:
+        """Prepare to meet_again()."""
+        self._spares = Spares()
+        self._own_backend.spares = self._spares
+
+    def meet_again(self, number: int, leave: Callable[[], None]) -> None:
+        """Configure the group anew with the same ranks, of which some have ended and were replaced.
+
+        It waits for replacements as long as it takes. What the ranks that are left had in shared
+        memory and give up in `leave`, which is called when no operation is under way any more, is
+        used again.
+
+        Args:
+            number: A number that no configure() had.
+            leave: Drops arrays of the group.
+
+        Raises:
+            CommError, ConfigError and so on: As configure().
+        """
+        self._spares.keep()
+        self._when_left = leave
+        try:
+            self.configure(self.store(), "", self.rank, self.world_size, number, LONGEST_TIMEOUT)
+        finally:
+            self._when_left = None
+            self._spares.close()
+        self._own_backend.spares = self._spares
+
+    def settle(self) -> None:
+        """Give up the memory that nobody uses again since meet_again()."""
+        self._spares.forget()
+
     def close(self) -> None:
         # A group that was configured does not know which peers to wait for.
         wait_for_peers = not self._backend.failed and self._footing is None
@@ -84,6 +120,8 @@ class JobGroup(ProcessGroup):
 
     def _leave_footing(self) -> None:
         self.session.close()  # groups of its former ranks do not belong to its next ones
+        if self._when_left is not None:
+            self._when_left()
         super()._leave_footing()
 
 

@@ -231,6 +231,13 @@ def test_recovery() -> None:
     assert "net: median" in printed
 
 
+def test_healing() -> None:
+    printed = run("healing.py")
+    assert "2 ranks, 2,097,152 bytes" in printed
+    assert "memory: " in printed
+    assert "meet: " in printed
+
+
 def test_launch() -> None:
     printed = run("launch.py", "--launchers", "torshrun", "--json", os.devnull)
     assert "terminal, 80 B" in printed

@@ -19,6 +19,7 @@ from support.worlds import run_processes
 
 import torsh_runtime as tr
 from torsh_runtime.comm.default import default_group
+from torsh_runtime.job_group import JobGroup
 
 World = Callable[..., list[Any]]
 BRIEFLY = 0.5
@@ -265,6 +266,31 @@ def test_shared_memory_and_persistent_operations(process_world: World) -> None:
         again[:] = 1
         tr.all_reduce(again)
         assert (again == 2).all()
+
+    check(process_world(2, body, 30.0))
+
+
+@pytest.mark.parametrize("keeper", [None, 1])
+def test_memory_that_ranks_have_left_is_used_again_unless_one_still_uses_it(
+    process_world: World, keeper: int | None
+) -> None:
+    def body(rank: int) -> None:
+        group = default_group()
+        assert isinstance(group, JobGroup)
+        group.recovers()
+        held = [tr.empty_shared(100_000, "float64")]
+        held[0][:] = rank + 5
+        tr.all_reduce(held[0])
+        held[0][:] = rank + 5
+        group.meet_again(1, lambda: None if rank == keeper else held.clear())
+        again = tr.empty_shared(100_000, "float64")
+        assert (again == (0 if keeper is not None else rank + 5)).all()
+        again[:] = rank + 1
+        tr.all_reduce(again)
+        assert (again == 3).all()
+        assert all((each == rank + 5).all() for each in held)
+        group.settle()
+        assert not tr.empty_shared(100_000, "float64").any()
 
     check(process_world(2, body, 30.0))
 

@@ -24,6 +24,7 @@ from torsh_runtime.backends.operation import (
 from torsh_runtime.backends.operation import (
     ReduceOp as ReduceOp,
 )
+from torsh_runtime.backends.spares import Spares
 from torsh_runtime.backends.work import COMPLETED, Work
 from torsh_runtime.enumerations import CommunicationStrategy as CommunicationStrategy
 from torsh_runtime.store.base import Entry
@@ -131,6 +132,8 @@ class Backend(Operations):
     """
 
     type: BackendKind
+    spares: Spares | None = None
+    """The place where shared memory is left to be used again; None if it is not."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank

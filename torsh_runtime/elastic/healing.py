@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,19 +37,38 @@ def whole_contents(parts: Mapping[str, Any], ranks: Ranks) -> Contents:
     return contents
 
 
-def check_same(group: ProcessGroup, contents: Contents, problem: Exception | None = None) -> None:
+class Holding(NamedTuple):
+    """Represents the state of a rank, with what other ranks compare with theirs."""
+
+    contents: Contents
+    lines: list[str]
+    """A line with a checksum for each tensor, and for what is no tensor."""
+    problem: Exception | None
+
+
+def hold(parts: Mapping[str, Any], ranks: Ranks) -> Holding:
+    """Return the state of this rank with its checksums, or why it cannot be given to others."""
+    contents, lines = Contents(), list[str]()
+    with Attempt() as attempt:
+        contents = whole_contents(parts, ranks)
+        lines = _lines(contents)
+    return Holding(contents, lines, attempt.error)
+
+
+def check_same(group: ProcessGroup, own: Holding) -> None:
     """Raise ConfigError on all ranks unless all have the same state, naming the first difference.
 
     If one has a problem, it is raised on all.
     """
-    lines = []
-    if problem is None:
-        digests = {name: _digest(_memory(each.values)) for name, each in contents.tensors.items()}
-        for name, value in contents.values.items():
-            text = json.dumps(value, sort_keys=True).encode()
-            digests[f"{name}, what is no tensor"] = _digest(np.frombuffer(text, np.uint8))
-        lines = [f"{name} (checksum {digests[name]})" for name in sorted(digests)]
-    agree(group, "the state at elastic.join()", {"state": lines}, problem, _SAME)
+    agree(group, "the state at elastic.join()", {"state": own.lines}, own.problem, _SAME)
+
+
+def _lines(contents: Contents) -> list[str]:
+    digests = {name: _digest(_memory(each.values)) for name, each in contents.tensors.items()}
+    for name, value in contents.values.items():
+        text = json.dumps(value, sort_keys=True).encode()
+        digests[f"{name}, what is no tensor"] = _digest(np.frombuffer(text, np.uint8))
+    return [f"{name} (checksum {digests[name]})" for name in sorted(digests)]
 
 
 def _digest(memory: Bytes) -> str:
@@ -63,40 +82,43 @@ _SAME = (
 
 
 def heal(
-    group: ProcessGroup, parts: Mapping[str, Any], whole: Sequence[int], healing: Sequence[int]
+    group: ProcessGroup,
+    parts: Mapping[str, Any],
+    own: Holding | None,
+    whole: Sequence[int],
+    healing: Sequence[int],
 ) -> None:
     """Give the ranks `healing` the state of the ranks `whole`, and check that all have the same.
 
-    All ranks of the group call it. If it fails, the state of the ranks `healing` is undefined.
+    All ranks of the group call it. `own`: what hold() returned on a rank that is `whole`, and else
+    None. If it fails, the state of the ranks `healing` is undefined.
 
     Raises:
         ConfigError: On all ranks if the state does not fit, or differs afterwards.
         CommError: If a rank is lost.
     """
-    ranks = Ranks(group)
-    is_whole = group.rank in whole
-    contents, landings = Contents(), dict[str, Landing]()
-    text, plan = b"", None
+    ranks, problem = Ranks(group), None if own is None else own.problem
+    landings, text, plan = dict[str, Landing](), b"", None
     with Attempt() as attempt:
-        if is_whole:
-            contents = whole_contents(parts, ranks)
-            text = _manifest(contents, group.world_size).to_bytes()
+        if own is not None and problem is None:
+            text = _manifest(own.contents, group.world_size).to_bytes()
     told = ranks.broadcast(np.frombuffer(bytearray(text), np.uint8), whole[0])
     with attempt:
-        if not is_whole and attempt.error is None:
+        if own is None and told.size:
             source = _Told(Manifest.from_bytes(told.tobytes()))
             plan = Restoration(parts, source, ranks)
             landings = {name: Landing(target, source.kind(name)[0]) for name, target in plan.reads}
-    agree(group, "elastic.join()", problem=attempt.error)
+    agree(group, "elastic.join()", problem=problem or attempt.error)
     names = sorted(Manifest.from_bytes(told.tobytes()).tensors)
-    _send(ranks, names, contents, landings, whole, healing)
-    with attempt:  # the program's own load_state_dict() may raise anything
-        if plan is not None:
+    _send(ranks, names, Contents() if own is None else own.contents, landings, whole, healing)
+    if plan is not None:
+        with attempt:  # the program's own load_state_dict() may raise anything
             for landing in landings.values():
                 landing.finish()
             plan.finish()
-            contents = whole_contents(parts, ranks)
-    check_same(group, contents, attempt.error)
+        own = hold(parts, ranks)
+    assert own is not None, "agree() has raised where there was no plan"
+    check_same(group, own._replace(problem=attempt.error or own.problem))
 
 
 def _send(

@@ -14,6 +14,8 @@ from torsh_runtime.status import own_page
 
 NOTICE = 10.0
 """Seconds within which the agent says that a round is over whose ranks lose one another."""
+NOTICE_OF_NODES = 60.0
+"""Seconds for the same in jobs of several nodes: a lost node is noticed after its ttl."""
 _ABORT_AGAIN = 0.05
 """Seconds until the group is aborted again, as long as this rank has not left it."""
 _REQUEST = 3600.0
@@ -32,6 +34,7 @@ class Rounds:
         self._group, self._store = group, job.client.scoped(RECOVERY)
         self._rank, self._start = job.env.rank, job.env.round
         self.number = self._start
+        self._notice = NOTICE if job.env.num_nodes == 1 else NOTICE_OF_NODES
         self._left = threading.Event()
 
     def follow(self) -> None:
@@ -64,7 +67,7 @@ class Rounds:
         """
         self._say("waits to hear that the round is over")
         try:
-            self._store.wait([f"over/{self.number}"], NOTICE)
+            self._store.wait([f"over/{self.number}"], self._notice)
         except StoreTimeout:
             raise lost from None
         self._left.set()

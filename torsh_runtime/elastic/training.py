@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,7 @@ from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.comm.timeouts import LONGEST_TIMEOUT
-from torsh_runtime.elastic.healing import check_same, heal, whole_contents
+from torsh_runtime.elastic.healing import Holding, check_same, heal, hold
 from torsh_runtime.elastic.parts_of_job import Parts
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.step import LOST, Step
@@ -53,8 +53,8 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
         The training, whose steps() are to be taken.
 
     Raises:
-        ConfigError: On all ranks, if their states differ; for parts that cannot be recovered, for
-            jobs of several nodes, and when it is called a second time.
+        ConfigError: On all ranks, if their states differ; for parts that cannot be recovered, and
+            when it is called a second time.
         CommError: If communication fails before all ranks have joined.
 
     Example:
@@ -85,14 +85,13 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
         training = Training(own, group, seed, _rounds(group))
         training.replace()
     else:
-        contents = Contents()
-        with attempt:
-            if attempt.error is None:
-                contents = whole_contents(parts, Ranks(group))
+        held = Holding(Contents(), [], attempt.error)
+        if attempt.error is None:
+            held = hold(parts, Ranks(group))
         if group is not None:
-            check_same(group, contents, attempt.error)
-        if attempt.error is not None:
-            raise attempt.error
+            check_same(group, held)
+        if held.problem is not None:
+            raise held.problem
         training = Training(own, group, seed, _rounds(group))
         training.begin()
     _joined = True
@@ -120,6 +119,8 @@ class Training:
     ) -> None:
         """Hold the parts. `rounds` is None if nobody replaces lost workers."""
         self._parts, self._group, self._seed, self._rounds = parts, group, seed, rounds
+        if rounds is not None and isinstance(group, JobGroup):
+            group.recovers()
         self.number = 0
         """The number of the next step that is to be committed."""
         self._longest = 0.0
@@ -210,6 +211,7 @@ class Training:
             raise lost
         while True:
             rounds.next(lost, self._longest)
+            traceback.clear_frames(lost.__traceback__)  # their arrays' memory is used again
             try:
                 self._meet(rounds)
                 return
@@ -220,7 +222,8 @@ class Training:
         group = self._group
         assert isinstance(group, JobGroup)
         rank, size = group.rank, group.world_size
-        group.configure(group.store(), "", rank, size, rounds.number, LONGEST_TIMEOUT)
+        own = self._hold(group)
+        group.meet_again(rounds.number, self._parts.begin_anew)
         held = group.all_gather_numbers(
             np.array([self.number if self._is_whole else _NOTHING], np.int64)
         )[:, 0].tolist()
@@ -232,17 +235,28 @@ class Training:
             )
         whole = [rank for rank, number in enumerate(held) if number == newest]
         healing = [rank for rank in range(size) if rank not in whole]
-        if self._is_whole:
+        if self._is_whole:  # once more: what was under way has ended by now
             self._parts.go_back()
         if healing:
             self._is_whole = rank in whole  # what is being filled is empty until it is complete
-            heal(group, self._parts.named, whole, healing)
+            own = own if self._is_whole else None
+            heal(group, self._parts.named, own, whole, healing)
         if not self._is_whole:
             self._parts.forget()
         self.number = newest
         self._parts.begin_anew()
         self._parts.keep()
         self._is_whole = self._is_met_anew = True
+
+    def _hold(self, group: ProcessGroup) -> Holding | None:
+        """Go back to the last commit and return that state; None if this rank has no whole one.
+
+        It takes its checksums before the ranks connect, while a replacement is still starting.
+        """
+        if not self._is_whole:
+            return None
+        self._parts.go_back()
+        return hold(self._parts.named, Ranks(group))
 
     def begin_step(self) -> None:
         """Remember the state, and seed the generators for this step of this rank."""
@@ -291,6 +305,8 @@ class Training:
                     "schedule: change them directly after step.commit(), within the block and "
                     "before it communicates"
                 )
+            if self._is_met_anew and isinstance(group, JobGroup):
+                group.settle()
         self._is_whole = self._is_met_anew = False
         self._parts.step()
         self._parts.forget()
@@ -320,11 +336,6 @@ def _check_group(group: ProcessGroup | None) -> None:
     if not isinstance(group, JobGroup):
         raise ConfigError("join() needs the group that tr.init_process_group() makes")
     job = group.job
-    if job.env.num_nodes > 1:
-        raise ConfigError(
-            f"this job has {job.env.num_nodes} nodes, and join() recovers within one node: use "
-            f"tr.elastic.State, which restarts all workers"
-        )
     if not isinstance(job, Job) or not job.env.store_endpoint:
         return
     if group.backend != "native":

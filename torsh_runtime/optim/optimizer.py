@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.nn.arrays import Array, is_array, write
+from torsh_runtime.nn.arrays import Array, computable, is_array, write
 from torsh_runtime.nn.grad_mode import enable_grad, no_grad
 from torsh_runtime.nn.graph import Variable
 from torsh_runtime.nn.tensor import Tensor
@@ -162,6 +162,19 @@ class Optimizer:
             other.load_state_dict(state)
             ```
         """
+        self._load(state_dict, _loaded)
+
+    def _adopt(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state whose arrays nobody else has: those that fit become the optimizer's own.
+
+        An optimizer with a load_state_dict() of its own gets copies.
+        """
+        if type(self).load_state_dict is Optimizer.load_state_dict:
+            self._load(state_dict, _adopted)
+        else:
+            self.load_state_dict(state_dict)
+
+    def _load(self, state_dict: Mapping[str, Any], loaded: Callable[[Any, Tensor], Any]) -> None:
         groups, own = state_dict["param_groups"], self.param_groups
         sizes = [[len(group["params"]) for group in each] for each in (groups, own)]
         if sizes[0] != sizes[1]:
@@ -174,8 +187,7 @@ class Optimizer:
         self.state = {}
         for number, values in state_dict["state"].items():
             param = params[int(number)]
-            copies = {name: _loaded(value, param) for name, value in values.items()}
-            self.state[param] = copies
+            self.state[param] = {name: loaded(value, param) for name, value in values.items()}
 
     def _numbers(self) -> dict[Tensor, int]:
         params = [param for group in self.param_groups for param in group["params"]]
@@ -193,3 +205,13 @@ def _loaded(value: Any, param: Tensor) -> Any:
     copy = zeros_for(param.data)
     write(copy, array)
     return copy
+
+
+def _adopted(value: Any, param: Tensor) -> Any:
+    """Return the value itself if it is what _loaded() would make of it, or else that."""
+    if type(value) is not np.ndarray or not isinstance(param.data, np.ndarray):
+        return _loaded(value, param)
+    wanted = computable(np.empty(0, param.dtype)).dtype
+    is_own = value.flags.c_contiguous and value.flags.writeable
+    fits = value.shape == param.shape and value.dtype == wanted and is_own
+    return value if fits and value.shape else _loaded(value, param)

@@ -34,6 +34,8 @@ class Running:
     """Ranks that can go on without others: see elastic.join()."""
     fresh: frozenset[int] = frozenset()
     """Ranks that have been replaced, and have not joined yet."""
+    has_deferred: bool = False
+    """True if workers hang, and the agent of another node was given time to end that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Mending(Running):
     lost: frozenset[int]
     awaited: frozenset[int]
     """Survivors that have not parked yet. Replacements that have not joined need not."""
+    told: base.Standing | None = None
+    """Standing of this node that the rendezvous was told last; None if it was told none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

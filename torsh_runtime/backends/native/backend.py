@@ -25,11 +25,12 @@ from torsh_runtime.backends.native.making import (
     settings_of,
 )
 from torsh_runtime.backends.native.settings import Settings
-from torsh_runtime.backends.native.shared_buffers import SharedBuffers, own_part
+from torsh_runtime.backends.native.shared_buffers import SharedBuffers
 from torsh_runtime.backends.native.subgroups import meet_in_memory
 from torsh_runtime.backends.native.work import Caught, NativeWork
 from torsh_runtime.backends.operation import COLLECTIVES, Op
 from torsh_runtime.backends.recorder import note_title
+from torsh_runtime.backends.spares import Buffer, Spares
 from torsh_runtime.backends.work import CompletedWork, Work
 from torsh_runtime.errors import (
     BackendUnavailable,
@@ -250,21 +251,22 @@ class NativeBackend(Backend):
         return CompletedWork(rank)
 
     def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:
-        sharing = SharedBuffers(self, self._node.ranks, num_bytes, timeout)
-        memory = self._map(sharing)
-        self._group.add_region(memory, sharing.stride, num_bytes, sharing.remaining())
-        self._shared.append(memory)
-        return own_part(memory, sharing.start, num_bytes)
+        sharing = SharedBuffers(self, self._node.ranks, num_bytes, timeout, self.spares)
+        buffer = self._map(sharing)
+        self._group.add_region(buffer.memory, sharing.stride, num_bytes, sharing.remaining())
+        self._shared.append(buffer.memory)
+        if self.spares is None:
+            buffer.close_file()
+        return (self.spares or Spares()).part(buffer)
 
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
         if not self.facts.is_in_node:
             return None
         each = -(-num_bytes // self.world_size)
-        return memoryview(self._map(SharedBuffers(self, self._node.ranks, each, timeout)))[
-            :num_bytes
-        ]
+        buffer = self._map(SharedBuffers(self, self._node.ranks, each, timeout))
+        return memoryview(buffer.memory)[:num_bytes]
 
-    def _map(self, sharing: SharedBuffers) -> mmap.mmap:
+    def _map(self, sharing: SharedBuffers) -> Buffer:
         try:
             return sharing.map()
         except (BackendUnavailable, CommError, ConfigError):

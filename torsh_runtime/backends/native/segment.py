@@ -19,7 +19,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Self
+from typing import NamedTuple, Self
 
 from torsh_runtime.backends.native.host_info import TOKEN_BYTES, HostInfo
 from torsh_runtime.connections.multiplexer import (
@@ -60,6 +60,14 @@ class Offer:
         self.listener.close()
 
 
+class Known(NamedTuple):
+    """Represents memory that a rank, the holder, has handed out before."""
+
+    holder: int
+    descriptor: int | None
+    """The descriptor of this rank, which keeps it; None if it has none."""
+
+
 def share(
     offer: Offer,
     rank: int,
@@ -67,21 +75,24 @@ def share(
     sizes: Sequence[int],
     timeout: float,
     secret: bytes = b"",
+    known: Known | None = None,
 ) -> int:
     """Return a descriptor of the memory that the ranks of one node share. The caller owns it.
 
     `places` are those of these ranks, including this one. `sizes` are those that the memory may
     have, in bytes, the same on all ranks; it gets the first of the first rank's sizes that the
-    system allows. `secret` is the job's, if it has one. Raises CommTimeout naming the ranks that
+    system allows. `secret` is the job's, if it has one. `known` is memory to share instead of new
+    memory, the same on all ranks. Raises CommTimeout naming the ranks that
     did not come within `timeout` seconds, PeerLost if one has ended, CommError if the memory comes
     from a stranger or is not what it should be.
     """
-    first = min(places)
-    proofs = _Proofs(secret, places)
+    first = min(places) if known is None else known.holder
+    proofs = _Proofs(secret, places, first)
     deadline = time.monotonic() + timeout
     if rank != first:
         return _fetch(proofs, rank, sizes, deadline, timeout)
-    descriptor = _create(sizes)
+    own = None if known is None else known.descriptor
+    descriptor = _create(sizes) if own is None else os.dup(own)
     try:
         _hand_out(offer, descriptor, proofs, deadline, timeout)
     except BaseException:
@@ -93,9 +104,9 @@ def share(
 class _Proofs:
     """Makes the proofs that the ranks of a node present when the first hands out its memory."""
 
-    def __init__(self, secret: bytes, places: Mapping[int, HostInfo]) -> None:
+    def __init__(self, secret: bytes, places: Mapping[int, HostInfo], first: int) -> None:
         self.places = places
-        self.first = min(places)
+        self.first = first
         self._key = secret + places[self.first].token
 
     def of(self, role: str, rank: int) -> bytes:

@@ -7,18 +7,16 @@ import mmap
 import os
 import struct
 import time
-import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from enum import IntEnum
 
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.native import segment
 from torsh_runtime.backends.native.host_info import HostInfo, Terms
+from torsh_runtime.backends.spares import Buffer, Spares, holder_of
 from torsh_runtime.errors import BackendUnavailable, CommError, ConfigError
 
 _PAGE = mmap.PAGESIZE
@@ -42,12 +40,18 @@ class SharedBuffers:
     """Carries out one agreement of a group's ranks on memory, by collectives of the group."""
 
     def __init__(
-        self, backend: Backend, local: Sequence[int], num_bytes: int, timeout: float
+        self,
+        backend: Backend,
+        local: Sequence[int],
+        num_bytes: int,
+        timeout: float,
+        spares: Spares | None = None,
     ) -> None:
         """Prepare memory of `num_bytes` bytes for each rank in `local`.
 
         `local` are the ranks of this rank's node, ascending. The whole agreement takes at most
-        `timeout` seconds.
+        `timeout` seconds. `spares`: memory that may be taken; None for memory that is not to be
+        taken later.
         """
         self._backend = backend
         self._local = local
@@ -57,12 +61,16 @@ class SharedBuffers:
         """Bytes from one rank's memory to the next one's."""
         self.start = list(local).index(backend.rank) * self.stride
         """Where this rank's begins."""
+        self._spares = Spares() if spares is None else spares
+        self._spare = self._spares.like(local, self.start, num_bytes)
+        self._holder: int | None = None
+        """The rank that hands out memory that the ranks have had before."""
 
     def remaining(self) -> float:
         """Return the seconds until the deadline, always more than 0."""
         return max(self._deadline - time.monotonic(), 0.001)
 
-    def map(self) -> mmap.mmap:
+    def map(self) -> Buffer:
         """Map `stride` bytes for each of the node's ranks, in their order.
 
         This rank's own part is touched here first, so that it is placed on this rank's NUMA node.
@@ -83,37 +91,45 @@ class SharedBuffers:
 
     def _meet(self, offer: segment.Offer) -> Mapping[int, HostInfo]:
         own = HostInfo.here(offer.name, offer.token, Terms())
-        card = msgpack.packb([self._num_bytes, own.pack()])
+        spare = self._spares.number_of(self._spare)
+        card = msgpack.packb([self._num_bytes, own.pack(), spare])
         told = [
             msgpack.unpackb(each[_LENGTH.size :][: _LENGTH.unpack_from(each)[0]])
             for each in self._gather((_LENGTH.pack(len(card)) + card).ljust(_CARD_BYTES, b"\0"))
         ]
-        for rank, (num_bytes, _) in enumerate(told):
+        for rank, (num_bytes, *_) in enumerate(told):
             if num_bytes != told[0][0]:
                 raise ConfigError(
                     f"rank {rank} asked for {num_bytes} bytes of shared memory and rank 0 for "
                     f"{told[0][0]}: all ranks of a group must ask for as many at the same time"
                 )
+        self._holder = holder_of([told[rank][2] for rank in self._local], self._local)
         return {rank: HostInfo.unpack(rank, told[rank][1]) for rank in self._local}
 
-    def _get(self, offer: segment.Offer, places: Mapping[int, HostInfo]) -> mmap.mmap:
+    def _get(self, offer: segment.Offer, places: Mapping[int, HostInfo]) -> Buffer:
         total = self.stride * len(self._local)
         if total > os.sysconf("SC_PHYS_PAGES") * _PAGE:  # or the kernel would kill for it
             raise _refused(total, "this machine does not have so much memory")
         try:
+            known = None
+            if self._holder is not None:
+                own = None if self._spare is None else self._spare.descriptor
+                known = segment.Known(self._holder, own)
             descriptor = segment.share(
-                offer, self._backend.rank, places, (total,), self.remaining()
+                offer, self._backend.rank, places, (total,), self.remaining(), known=known
             )
             try:
                 memory = mmap.mmap(descriptor, total)
-            finally:
+            except BaseException:
                 os.close(descriptor)
+                raise
+            made = Buffer(memory, descriptor, self._local, self.start, self._num_bytes)
             _populate(memory, self.start, self.stride)
         except CommError:
             raise
         except (OSError, ValueError) as error:
             raise _refused(total, str(error)) from error
-        return memory
+        return made
 
     def _tell(self, own: _State) -> None:
         """Tell the others how far this rank has come; return unless one of them is worse off."""
@@ -131,23 +147,6 @@ class SharedBuffers:
         said = np.empty(len(own) * self._backend.world_size, np.uint8)
         self._backend.all_gather(said, np.frombuffer(own, np.uint8), self.remaining())
         return [bytes(part) for part in np.split(said, self._backend.world_size)]
-
-
-def own_part(memory: mmap.mmap, start: int, num_bytes: int) -> NDArray[np.uint8]:
-    """Return this rank's bytes of the memory that map() returned.
-
-    Once they and all views of them are gone the system gets them back, and only the addresses stay
-    reserved until the group is closed.
-    """
-    part = np.ndarray(num_bytes, np.uint8, memory, start)
-    weakref.finalize(part, _give_back, memory, start, num_bytes, os.getpid()).atexit = False
-    return part
-
-
-def _give_back(memory: mmap.mmap, start: int, num_bytes: int, owner: int) -> None:
-    if num_bytes and os.getpid() == owner:  # a forked child has the same memory, and no say in it
-        with suppress(OSError):  # locked in memory
-            memory.madvise(mmap.MADV_REMOVE, start, num_bytes)
 
 
 def _refused(num_bytes: int, why: str) -> BackendUnavailable:

@@ -38,10 +38,13 @@ class Buckets:
         self._order = self._first_order()
         self._next_order: list[int] | None = None
         self._buckets: list[Bucket] = []
+        self._views: list[Any] = []
+        self._bucket_of: list[Bucket] = []
 
     def begin_anew(self) -> None:
         """Lay out the buckets as for the first pass, in new memory: ranks share it by the group."""
         self._flat, self._order, self._next_order = {}, self._first_order(), None
+        self._buckets, self._views, self._bucket_of = [], [], []  # nor hold the old memory
 
     def _first_order(self) -> list[int]:
         return list(reversed(range(len(self._parameters))))
@@ -131,8 +134,8 @@ class Buckets:
     def _lay(self) -> None:
         laid = spans(self._gradients, self._order, self._limits)
         self._buckets = [self._bucket(span, i, len(laid)) for i, span in enumerate(laid)]
-        self._views: list[Any] = [None] * len(self._parameters)
-        self._bucket_of: list[Bucket] = self._buckets[:1] * len(self._parameters)
+        self._views = [None] * len(self._parameters)
+        self._bucket_of = self._buckets[:1] * len(self._parameters)
         for bucket, span in zip(self._buckets, laid, strict=True):
             for number, view in zip(span.members, bucket.views, strict=True):
                 self._views[number] = view

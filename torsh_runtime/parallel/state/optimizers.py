@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from torsh_runtime import framework as port
-from torsh_runtime.arrays.raw import empty, framework_of, is_array
+from torsh_runtime.arrays.raw import empty_apart, framework_of, is_array
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.framework import Tensor
 from torsh_runtime.framework.optimizer import Optimizer
@@ -95,7 +95,8 @@ class OptimizerState:
 
     def _load(self, state: dict[str, Any], options: dict[str, dict[str, Any]]) -> None:
         own = self._own()
-        own.load_state_dict(state)
+        load = getattr(own, "_adopt", own.load_state_dict)  # torch's does not copy either
+        load(state)
         if own is not self._optimizer:
             for given in self._optimizer.param_groups:
                 given.update(_options_of(given, options, self._pieces))
@@ -117,7 +118,8 @@ class OptimizerState:
         for path in source.names(prefix):
             kind = path[len(prefix) :]
             if kind not in state and "/" not in kind:
-                values = empty(_framework(parameter), tuple(parameter.shape), source.kind(path)[0])
+                dtype = source.kind(path)[0]
+                values = empty_apart(_framework(parameter), tuple(parameter.shape), dtype)
                 source.read(path, ShardedTensor(values, piece))
                 state[kind] = values
         return state
