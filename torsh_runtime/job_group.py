@@ -51,6 +51,9 @@ class JobGroup(ProcessGroup):
         """Return the job's store for the program's own keys. Raises StoreError if it is gone."""
         return self._job.store(self.timeout)
 
+    def protect(self) -> None:
+        """Raise ConfigError if the group could not go on after the loss of a worker."""
+
     def shrunk(self, staying: Sequence[int]) -> JobGroup:
         """Create a default group of the ranks `staying` in the same job, and leave this one.
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from torsh_runtime.elastic.shards import (
     problem_of_sharded,
     problem_of_stepping,
 )
+from torsh_runtime.elastic.torchs import problem_of_torchs
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.agreement import send_from
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
@@ -219,6 +219,8 @@ def _problem(part: Any, group: ProcessGroup | None, is_sharded: bool) -> str:
         return f"{kind} has a state of each rank: give join() an ElasticSampler"
     if not is_model(part) and not is_optimizer(part):
         return _problem_of_other(part, kind)
+    if problem := problem_of_torchs(part, group):
+        return f"{problem}, {_INSTEAD}"
     if is_optimizer(part):
         if isinstance(part, DistributedOptimizer):
             return f"each rank has a part of its state: pass an ordinary optimizer, {_INSTEAD}"
@@ -227,8 +229,6 @@ def _problem(part: Any, group: ProcessGroup | None, is_sharded: bool) -> str:
     if shardings_of(part):
         problem = problem_of_sharded(part, group)
         return f"{problem}, {_INSTEAD}" if problem else ""
-    if _is_torchs(part):
-        return f"it is torch's own {kind}: wrap it in tr.DistributedDataParallel, {_INSTEAD}"
     if isinstance(part, DistributedDataParallel):
         return _problem_of_ddp(part, group)
     return ""
@@ -248,11 +248,6 @@ def _problem_of_ddp(model: DistributedDataParallel, group: ProcessGroup | None) 
     if model.has_hook:
         return f"its gradients are compressed, or averaged by a hook: leave that out, {_INSTEAD}"
     return ""
-
-
-def _is_torchs(model: Any) -> bool:
-    torchs = sys.modules.get("torch.nn.parallel")
-    return torchs is not None and isinstance(model, torchs.DistributedDataParallel)
 
 
 def _is_in(part: object, others: tuple[object, ...]) -> bool:

@@ -7,9 +7,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from torsh_runtime.comm.groups import get_rank, get_world_size
+from torsh_runtime.comm.default import default_group
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.layout import even_cuts
+from torsh_runtime.parallel.groups import default_if_any
 
 T = TypeVar("T")
 
@@ -52,15 +53,19 @@ class ElasticSampler:
             shuffle: Whether to shuffle the samples in each epoch.
             seed: The seed of the order, equal on all ranks.
             drop_last: Whether to leave out the last batch of an epoch if it is smaller.
-            num_replicas: The number of ranks; None is the default group's.
-            rank: This rank; None is that in the default group.
+            num_replicas: The number of ranks; None is the default group's, or that of
+                torch.distributed's of backend "torsh" if only torch has one.
+            rank: This rank; None is that in the same group.
 
         Raises:
             ConfigError: If the rank is out of range, or if there are no samples or no batch size.
         """
         self._length = dataset if isinstance(dataset, int) else len(dataset)
-        self.num_replicas = get_world_size() if num_replicas is None else num_replicas
-        self.rank = get_rank() if rank is None else rank
+        if num_replicas is None or rank is None:
+            group = default_if_any() or default_group()
+            num_replicas = group.world_size if num_replicas is None else num_replicas
+            rank = group.rank if rank is None else rank
+        self.num_replicas, self.rank = num_replicas, rank
         if self.rank not in range(self.num_replicas):
             raise ConfigError(f"rank {self.rank} is none of {self.num_replicas} ranks, from 0")
         if batch_size < 1 or self._length < 1:

@@ -19,13 +19,18 @@ from torsh_runtime.elastic.healing import Holding, check_same, heal, hold
 from torsh_runtime.elastic.parts_of_job import Parts
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.step import LOST, Step
+from torsh_runtime.elastic.torchs import torchs_default
 from torsh_runtime.errors import CheckpointError, CommError, ConfigError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.parallel.state import Contents
 
 _NOTHING = -1
-"""In place of the step, for a rank that has no whole state."""
+"""In place of the step, for a rank that has no whole state; of the total, before steps()."""
+_TOTAL = (
+    "The number of all steps is the same in a replacement if it does not depend on what is left of "
+    "an epoch: take len(sampler), not len() of a loader"
+)
 
 
 def join(*, seed: int = 0, **parts: Any) -> Training:
@@ -62,7 +67,7 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
         ```
     """
     global _joined
-    group = default_group() if has_default_group() else None
+    group = default_group() if has_default_group() else torchs_default()
     if group is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("join() needs the ranks of this job: call tr.init_process_group() before")
     if _joined:
@@ -72,6 +77,8 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
     with Attempt() as attempt:
         own = Parts(parts, group)
         _check_group(group)
+        if isinstance(group, JobGroup):
+            group.protect()
     if group is not None and group.is_unmet:
         if attempt.error is not None:
             raise attempt.error
@@ -122,8 +129,8 @@ class Training:
         """Whether this rank has the whole state of the steps before `number`."""
         self._is_met_anew = False
         """Whether no step was committed since the ranks have met after a loss."""
-        self._is_taken = False
-        """Whether steps() was called."""
+        self._total = _NOTHING
+        """The number of all steps, once steps() was called."""
         if rounds is not None:
             parts.protect()
 
@@ -151,12 +158,17 @@ class Training:
                     step.commit()
             ```
         """
-        if self._is_taken:
+        if self._total != _NOTHING:
             raise ConfigError(
                 f"rank {self.rank}: steps() was called before: call it once, with the number of "
                 f"steps of all epochs together"
             )
-        self._is_taken = True
+        if total < self.number:
+            raise ConfigError(
+                f"rank {self.rank}: steps() was called for {total} steps, and {self.number} are "
+                f"committed already: {_TOTAL}"
+            )
+        self._total = total
         self._parts.guard()
         try:
             while True:
@@ -277,13 +289,21 @@ class Training:
         self._parts.prepare_commit(self.number)
         group = self._group
         if group is not None:
-            own = [self.number, self._parts.digest()] if self._is_met_anew else [self.number]
+            own = [self.number]
+            if self._is_met_anew:
+                own += self._total, self._parts.digest()
             votes = group.all_gather_numbers(np.array(own, np.int64))
             voted = votes[:, 0].tolist()
             if len({*voted}) > 1:
                 raise ConfigError(
                     f"ranks commit different steps: {', '.join(map(str, voted))}, by rank. All "
                     f"ranks must take the same steps"
+                )
+            totals = votes[:, 1].tolist() if self._is_met_anew else []
+            if len({*totals}) > 1:
+                raise ConfigError(
+                    f"after the loss of a worker ranks were given other numbers of steps: "
+                    f"{', '.join(map(str, totals))}, by rank. {_TOTAL}"
                 )
             if (votes != votes[0]).any():
                 raise ConfigError(

@@ -108,6 +108,22 @@ class Configurable:
     def _count_anew(self) -> None:
         self._collectives = self._splits = 0
 
+    @property
+    def own_backend(self) -> Backend:
+        """Return the backend itself, without what observes its calls."""
+        return self._own
+
+    @property
+    def own_timeout(self) -> float:
+        """Return the seconds that an operation may take if it does not say otherwise."""
+        return self._timeout
+
+    def take(self, backend: Backend) -> None:
+        """Take the backend of another group from now on, which was configured."""
+        if backend is not self._own:
+            self._put(backend)
+            self._count_anew()
+
     def _put(self, backend: Backend) -> None:
         self._own = backend
         self.show_calls()

@@ -7,17 +7,18 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
 from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.reconfiguration import Unmet
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.integrations.torch import functional
+from torsh_runtime.integrations.torch import functional, replicas
 from torsh_runtime.integrations.torch.accelerate import check_accelerate
 from torsh_runtime.integrations.torch.allocator import tune_allocator
 from torsh_runtime.integrations.torch.configuring import meet
@@ -57,13 +58,17 @@ def create(
     tune_allocator()
     mark_optimizers()
     functional.install()
-    backend = _connect(given, seconds, _default() if parent is None else parent)
+    env = _environment()
+    if not given.global_ranks_in_group and env is not None and replicas.can_be_lost(env):
+        replicas.watch()
+    backend = _connect(given, seconds, _default() if parent is None else parent, env)
     page = own_page()
     if page is not None:
         page.note_initialised()
     if not given.global_ranks_in_group:
         backend.note_title(DEFAULT)
-    return kind(given.store, backend, seconds, overlap_backward=_on_several_nodes())
+    overlaps = env is not None and env.num_nodes > 1  # it may wait for the network
+    return kind(given.store, backend, seconds, overlap_backward=overlaps)
 
 
 def split(
@@ -85,12 +90,12 @@ def split(
     return group
 
 
-def _on_several_nodes() -> bool:
-    """Return whether the job is known to have several nodes, and so may wait for the network."""
+def _environment() -> WorkerEnv | None:
+    """Return this process's place in its job, or None if the environment does not tell."""
     try:
-        return WorkerEnv.from_environ(os.environ).num_nodes > 1
+        return WorkerEnv.from_environ(os.environ)
     except ConfigError:
-        return False
+        return None
 
 
 def _default() -> object:
@@ -103,7 +108,21 @@ def _default() -> object:
     return None
 
 
-def _connect(given: Any, seconds: float, parent: object) -> Backend:
+def _check_alone(parent: object) -> None:
+    """Raise ConfigError if the group would end with the loss of a worker that join() survives."""
+    if isinstance(parent, TorshProcessGroup) and (parent.is_alone or replicas.is_unmet(parent)):
+        raise ConfigError(
+            "tr.elastic.join() recovers the default group of torch.distributed alone, and this "
+            "group would end with the loss of a worker: make no groups, or use tr.elastic.State, "
+            "which restarts all workers after a loss"
+        )
+
+
+def _connect(given: Any, seconds: float, parent: object, env: WorkerEnv | None) -> Backend:
+    if given.global_ranks_in_group:
+        _check_alone(parent)
+    elif env is not None and env.is_replacement:  # the others are past this: see elastic.join()
+        return cast(Backend, Unmet(given.group_rank, given.group_size))
     if getattr(given, "enable_reconfigure", False):
         made: Backend = unconnected(given.group_rank, given.group_size)
         return made

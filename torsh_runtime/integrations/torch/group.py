@@ -262,6 +262,8 @@ class TorshProcessGroup(Reconfigurable, c10d.ProcessGroup):  # type: ignore[misc
     # Properties that torch asks a backend or a group for
 
     is_torsh = True
+    is_alone = False
+    """True if no groups can be made of this one, since tr.elastic.join() protects it."""
     supports_splitting = True
     supports_coalescing = False
     supports_time_estimate = False

@@ -6,6 +6,8 @@ torch asks for gloo by name before it passes these calls on to a group that coul
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -23,6 +25,34 @@ def install() -> None:
     ):
         if theirs := getattr(c10d, name, None):
             replace(name, _for_ours(theirs, ours))
+    _need_no_rank_0()
+
+
+def _need_no_rank_0() -> None:
+    """Let workers that replace lost ones make the default group without rank 0's store.
+
+    Rank 0 may have been lost as well, and the others have no need for its store any more.
+    """
+    module = sys.modules["torch.distributed.rendezvous"]  # dist.rendezvous is its function
+    handlers = getattr(module, "_rendezvous_handlers", {})
+    for scheme in {"env", "tcp"} & handlers.keys():
+        handlers[scheme] = _unless_replacing(handlers[scheme])
+
+
+def _unless_replacing(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(theirs)
+    def meet(*given: Any, **named: Any) -> Any:
+        """Call torch's own, or give a replacement a store of its own."""
+        from torsh_runtime.contract import REPLACEMENT  # what torch loads by itself stays small
+
+        if os.environ.get(REPLACEMENT) != "1":
+            return theirs(*given, **named)
+        os.environ.pop("TORCH_DIST_INIT_BARRIER", None)  # the others have passed it
+        rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
+        torchs: Any = dist
+        return iter([(torchs.HashStore(), rank, world_size)])
+
+    return meet
 
 
 def replace(name: str, function: Callable[..., Any]) -> None:

@@ -36,7 +36,10 @@ class OptimizerState:
     """
 
     def __init__(self, name: str, optimizer: Optimizer, pieces: Pieces) -> None:
-        """Prepare to keep an optimizer. pieces: those of all models' parameters, by id()."""
+        """Prepare to keep an optimizer. pieces: those of all models' parameters, by id().
+
+        Raises ConfigError if parameters of several models have the same name."""
+        _check_distinct(name, optimizer, pieces)
         self._name = name
         self._optimizer = optimizer
         self._pieces = pieces
@@ -173,6 +176,18 @@ class OptimizerState:
                 f"in all: build the optimizer for the same parameters"
             )
         return options
+
+
+def _check_distinct(name: str, optimizer: Optimizer, pieces: Pieces) -> None:
+    owners: dict[str, int] = {}
+    for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+        key = pieces[id(parameter)][0] if id(parameter) in pieces else ""
+        if key and owners.setdefault(key, id(parameter)) != id(parameter):
+            raise ConfigError(
+                f"{name!r} has parameters of several models, two of which have the name {key!r}, "
+                f"by which their state is kept: keep the models as one, such as a ModuleList of "
+                f"them, or give each an optimizer of its own"
+            )
 
 
 def settle(things: Iterable[object]) -> None:
