@@ -94,6 +94,13 @@ class Parts:
             [copy.deepcopy(_options(group)) for group in self._groups()],
         )
 
+    def states(self) -> Mapping[str, Any]:
+        """Return the states of parts that are neither models nor optimizers, by name, as the
+        present step has begun, or as they are between steps."""
+        if self._kept is not None:
+            return self._kept.states
+        return {name: each.state_dict() for name, each in self._others.items()}
+
     def digest(self) -> int:
         """Return a checksum of the present step's states of what a commit does not change."""
         assert self._kept is not None

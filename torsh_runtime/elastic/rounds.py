@@ -3,11 +3,12 @@ it which round is over."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
 from torsh_runtime.contract import RECOVERY
-from torsh_runtime.errors import CommError, StoreError, StoreTimeout
+from torsh_runtime.errors import StateCorrupted, StoreError, StoreTimeout, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.status import own_page
@@ -51,7 +52,19 @@ class Rounds:
         self._left.set()
         self._store.put(f"left/{self._start}/{self._rank}", b"")
 
-    def next(self, lost: CommError, longest: float) -> None:
+    def note_corrupted(self, found: StateCorrupted) -> None:
+        """Tell the agent which ranks have a corrupt state, and whether they are healed."""
+        facts = {
+            "step": found.step,
+            "ranks": found.ranks,
+            "hosts": found.hosts,
+            "part": found.part,
+            "sequel": "healed" if found.healthy else "ended",
+            "certain": found.has_majority,
+        }
+        self._store.put(f"corrupted/{self._start}/{self._rank}", json.dumps(facts).encode())
+
+    def next(self, lost: TorshError, longest: float) -> None:
         """Leave the present round, which has to be over, and wait until the next one is formed.
 
         The wait for it has no limit: the agent forms it or ends this process. Raises `lost` if the

@@ -7,11 +7,13 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Protocol
 
-from torsh_runtime.errors import CommAborted, CommError, ConfigError, PeerLost
+from torsh_runtime.errors import CommAborted, ConfigError, PeerLost, StateCorrupted, TorshError
 from torsh_runtime.status import report_step
 
 LOST = (PeerLost, CommAborted)
 """The errors with which operations end when a worker of the round is lost."""
+_REPEATED = (*LOST, StateCorrupted)
+"""The errors after which a step may be repeated."""
 
 
 class StepState(Enum):
@@ -39,8 +41,8 @@ class Protecting(Protocol):
     def commit(self) -> None:
         """Agree with all ranks that the step is done, and only then change the state."""
 
-    def recover(self, lost: CommError) -> None:
-        """Wait for the other ranks in the next round, and go back to the last commit."""
+    def recover(self, lost: TorshError) -> None:
+        """Go back to the last commit, with the other ranks, or raise the error."""
 
     def note_time(self, seconds: float) -> None:
         """Note how long a step took."""
@@ -139,7 +141,7 @@ class Step:
         was_committed = self._state is StepState.COMMITTED
         self._state = StepState.CLOSED
         self._training.note_time(time.monotonic() - self._begun)
-        if isinstance(error, LOST):
+        if isinstance(error, _REPEATED):
             self._training.recover(error)
             self.is_lost = not was_committed
             return True

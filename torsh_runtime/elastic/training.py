@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,11 +15,12 @@ from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.timeouts import LONGEST_TIMEOUT
+from torsh_runtime.elastic.hashes import Checks, tell
 from torsh_runtime.elastic.healing import check_same, heal, whole_contents
 from torsh_runtime.elastic.parts_of_job import Parts
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.step import LOST, Step
-from torsh_runtime.errors import CheckpointError, CommError, ConfigError
+from torsh_runtime.errors import CheckpointError, ConfigError, StateCorrupted, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.parallel.state import Contents
@@ -28,7 +29,13 @@ _NOTHING = -1
 """In place of the step, for a rank that has no whole state."""
 
 
-def join(*, seed: int = 0, **parts: Any) -> Training:
+def join(
+    *,
+    seed: int = 0,
+    check_every: int = 0,
+    on_corruption: Literal["heal", "end"] = "heal",
+    **parts: Any,
+) -> Training:
     """Let this training go on without restarts when workers are lost.
 
     When a worker dies, torshrun replaces that worker alone. The others keep their processes, leave
@@ -40,6 +47,12 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
 
     Args:
         seed: With the step and the rank, the seed of the random numbers of each step.
+        check_every: The number of steps after which ranks compare checksums of their parameters,
+            optimizer states and other parts, to find bits that faulty hardware has changed. 0 is
+            never.
+        on_corruption: What follows if a minority of ranks has other bits: "heal" gives them the
+            others' state and repeats the step, "end" raises StateCorrupted. Without a majority it
+            is always raised.
         **parts: The model, wrapped in tr.DistributedDataParallel or not at all, its optimizer, and
             whatever else changes from step to step and has a state_dict(): an ElasticSampler, a
             learning rate schedule.
@@ -72,10 +85,11 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
     with Attempt() as attempt:
         _check_group(group)
         own = Parts(parts, group)
+        checks = Checks(own, check_every, on_corruption)
     if group is not None and group.is_unmet:
         if attempt.error is not None:
             raise attempt.error
-        training = Training(own, group, seed, _rounds(group))
+        training = Training(own, group, seed, _rounds(group), checks)
         training.replace()
     else:
         contents = Contents()
@@ -86,7 +100,7 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
             check_same(group, contents, attempt.error)
         if attempt.error is not None:
             raise attempt.error
-        training = Training(own, group, seed, _rounds(group))
+        training = Training(own, group, seed, _rounds(group), checks)
         training.begin()
     _joined = True
     return training
@@ -109,10 +123,16 @@ class Training:
     """
 
     def __init__(
-        self, parts: Parts, group: ProcessGroup | None, seed: int, rounds: Rounds | None
+        self,
+        parts: Parts,
+        group: ProcessGroup | None,
+        seed: int,
+        rounds: Rounds | None,
+        checks: Checks,
     ) -> None:
         """Hold the parts. `rounds` is None if nobody replaces lost workers."""
         self._parts, self._group, self._seed, self._rounds = parts, group, seed, rounds
+        self._checks = checks
         self.number = 0
         """The number of the next step that is to be committed."""
         self._longest = 0.0
@@ -188,11 +208,18 @@ class Training:
             self.recover(lost)
         self._rounds.join()
 
-    def recover(self, lost: CommError) -> None:
-        """Go back to the last commit, with the other ranks in the next round.
+    def recover(self, lost: TorshError) -> None:
+        """Go back to the last commit, with the other ranks, in the next round if one was lost.
 
-        Raises `lost` if the round is not over, as after an abort() of the program's own.
+        Raises `lost` if the round is not over, as after an abort() of the program's own, and if
+        the state is corrupt and not to be healed.
         """
+        try:
+            if isinstance(lost, StateCorrupted):
+                self._heal_corrupted(lost)
+                return
+        except LOST as again:
+            lost = again
         rounds = self._rounds
         if rounds is None:
             raise lost
@@ -203,6 +230,16 @@ class Training:
                 return
             except LOST as again:
                 lost = again
+
+    def _heal_corrupted(self, found: StateCorrupted) -> None:
+        """Give the ranks whose state is corrupt that of the others; raise the error if that is not
+        to be."""
+        if self.rank == found.ranks[0]:
+            tell(found, self._rounds)
+        if not found.healthy:
+            raise found
+        self._is_whole = self.rank in found.healthy
+        self._go_back(found.healthy, found.ranks)
 
     def _meet(self, rounds: Rounds) -> None:
         group = self._group
@@ -220,14 +257,21 @@ class Training:
             )
         whole = [rank for rank, number in enumerate(held) if number == newest]
         healing = [rank for rank in range(size) if rank not in whole]
+        self._go_back(whole, healing)
+        self.number = newest
+
+    def _go_back(self, whole: Sequence[int], healing: Sequence[int]) -> None:
+        """Go back to the last commit, with the ranks that are healed from those that are whole."""
+        group = self._group
+        assert group is not None
         if self._is_whole:
             self._parts.go_back()
         if healing:
-            self._is_whole = rank in whole  # what is being filled is empty until it is complete
+            # What is being filled is empty until it is complete.
+            self._is_whole = group.rank in whole
             heal(group, self._parts.named, whole, healing)
         if not self._is_whole:
             self._parts.forget()
-        self.number = newest
         self._parts.begin_anew()
         self._parts.keep()
         self._is_whole = self._is_met_anew = True
@@ -235,6 +279,7 @@ class Training:
     def begin_step(self) -> None:
         """Remember the state, and seed the generators for this step of this rank."""
         self._parts.keep()
+        self._checks.begin(self.number)
         given = np.random.SeedSequence((self._seed, self.number, self.rank))
         first, second = (int(each) for each in given.generate_state(2, np.uint32))
         random.seed(first)
@@ -257,14 +302,16 @@ class Training:
         self._parts.agree_on_buffers()
         group = self._group
         if group is not None:
-            own = [self.number, self._parts.digest()] if self._is_met_anew else [self.number]
+            anew = self._parts.digest() if self._is_met_anew else 0
+            own = [self.number, self._checks.checksum(), anew]
             votes = group.all_gather_numbers(np.array(own, np.int64))
-            voted = votes[:, 0].tolist()
+            voted, checksums, _ = votes.T.tolist()
             if len({*voted}) > 1:
                 raise ConfigError(
                     f"ranks commit different steps: {', '.join(map(str, voted))}, by rank. All "
                     f"ranks must take the same steps"
                 )
+            self._checks.compare(group, self.number, checksums)
             if (votes != votes[0]).any():
                 raise ConfigError(
                     "after the loss of a worker ranks have parts of different states, such as a "
@@ -282,12 +329,15 @@ class Training:
         self._longest = max(self._longest, seconds)
 
     def _all_are_through(self) -> bool:
-        """Return whether no rank needs this one any more."""
+        """Return whether no rank needs this one any more, and all have the same state."""
         if self._group is None:
             return True
         try:
-            self._group.barrier()
-        except LOST as lost:
+            self._checks.compute()
+            own = np.array([self._checks.checksum()], np.int64)
+            checksums = self._group.all_gather_numbers(own)[:, 0].tolist()
+            self._checks.compare(self._group, self.number, checksums)
+        except (*LOST, StateCorrupted) as lost:
             self.recover(lost)
             return False
         return True

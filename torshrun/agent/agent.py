@@ -20,6 +20,7 @@ from torshrun import exit_codes
 from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
+from torshrun.agent.corruption import Corruption
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.gpus import make_checks
 from torshrun.agent.hang_monitor import HangMonitor
@@ -113,7 +114,7 @@ class Agent:
             lambda: self._diagnosis.node_rank,
         )
         self._time_limit = TimeLimit(config.time_limit, self._loop)
-        self._recovery = Recovery(self._loop, self._group, self._post)
+        self._recovery = Recovery(self._loop, self._group, self._post, Corruption(self._tell).take)
         self._reporting: asyncio.Task[None] | None = None
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None

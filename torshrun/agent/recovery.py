@@ -29,6 +29,8 @@ class Recovery:
     loop: asyncio.AbstractEventLoop
     group: WorkerGroup
     post: Callable[[protocol.Event], None]
+    on_corrupted: Callable[[bytes], None]
+    """Takes what a worker writes of a state that differs between ranks."""
 
     def __post_init__(self) -> None:
         self._store: Store | None = None
@@ -79,6 +81,8 @@ class Recovery:
                 self.post(protocol.Joined(int(rank)))
             case ["left", start, rank] if self._is_present(start, rank):
                 self.post(protocol.Left(int(rank)))
+            case ["corrupted", start, rank] if self._is_present(start, rank):
+                self.on_corrupted(value)
             case ["parked", number, rank] if number == str(self._ending):
                 self._allow(PARK_LEAST + PARK_STEPS * _seconds(value))
                 self.post(protocol.Parked(self._ending, int(rank)))
