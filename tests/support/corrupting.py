@@ -2,8 +2,9 @@
 
 Arguments: "nn" or "torch", the number of flips, and the seed. Steps are checked every second time,
 and bits flip before the step that is checked: in a parameter, a moment, an averaged gradient or the
-sampler. FAULT is in the environment for other faults: "twice" flips a bit of rank 1 whenever step 4
-begins, "half" flips one on ranks with odd numbers, "none" nothing. ON_CORRUPTION is what join() is given.
+sampler. FAULT in the environment names other faults: "twice" flips a bit of rank 1 whenever step 4
+begins, "half" flips one on ranks with odd numbers, "none" nothing. ON_CORRUPTION is what join()
+is given.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class Parts:
     def digest(self) -> int:
         """Return a checksum of the present step's states of what a commit does not change."""
         assert self._kept is not None
-        told = repr((self._kept.states, self._kept.options))
-        return xxh3_64_intdigest(_ADDRESS.sub("", told).encode()) >> 1
+        told = described((self._kept.states, self._kept.options))
+        return xxh3_64_intdigest(told.encode()) >> 1
 
     def forget(self) -> None:
         """Forget what was remembered: the state is to stay as it is."""
@@ -141,6 +141,11 @@ class Parts:
     def _buffers(self) -> Iterator[Any]:
         for model in self._models:
             yield from (buffer for _, buffer in model.named_buffers())
+
+
+def described(state: object) -> str:
+    """Return a description of a state that copies and other processes give, too."""
+    return _ADDRESS.sub("", repr(state))
 
 
 def _guard(optimizer: Any, is_refused: Callable[[], bool]) -> None:

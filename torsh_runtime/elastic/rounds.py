@@ -8,7 +8,7 @@ import os
 import threading
 
 from torsh_runtime.contract import RECOVERY
-from torsh_runtime.errors import StateCorrupted, StoreError, StoreTimeout, TorshError
+from torsh_runtime.errors import PeerLost, StateCorrupted, StoreError, StoreTimeout, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.status import own_page
@@ -68,7 +68,7 @@ class Rounds:
         """Leave the present round, which has to be over, and wait until the next one is formed.
 
         The wait for it has no limit: the agent forms it or ends this process. Raises `lost` if the
-        round is not over.
+        round is not over, and PeerLost if a rank has ended well, so that none follows.
 
         Args:
             lost: The error with which the round ended here.
@@ -77,9 +77,13 @@ class Rounds:
         """
         self._say("waits to hear that the round is over")
         try:
-            self._store.wait([f"over/{self.number}"], NOTICE)
+            key = f"over/{self.number}"
+            exited = self._store.wait([key], NOTICE)[key].value
         except StoreTimeout:
             raise lost from None
+        if exited:
+            how = "it has ended with exit code 0 before the last step, so it is not replaced"
+            raise PeerLost(int(exited), "elastic.join()", 0, how) from lost
         self._left.set()
         self._store.put(f"parked/{self.number}/{self._rank}", f"{longest:.3f}".encode())
         self._say("parked: waits for the next round")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.timeouts import LONGEST_TIMEOUT
 from torsh_runtime.elastic.hashes import Checks, tell
 from torsh_runtime.elastic.healing import check_same, heal, whole_contents
-from torsh_runtime.elastic.parts_of_job import Parts
+from torsh_runtime.elastic.parts_of_job import Parts, described
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.step import LOST, Step
 from torsh_runtime.errors import CheckpointError, ConfigError, StateCorrupted, TorshError
@@ -141,6 +141,8 @@ class Training:
         """Whether this rank has the whole state of the steps before `number`."""
         self._is_met_anew = False
         """Whether no step was committed since the ranks have met after a loss."""
+        self._begun: list[tuple[int, Mapping[str, Any]]] = []
+        """The last two steps, with the states of parts with which they have begun."""
         self._is_taken = False
         """Whether steps() was called."""
 
@@ -175,6 +177,7 @@ class Training:
             )
         self._is_taken = True
         self._parts.guard()
+        step: Step | None = None
         try:
             while True:
                 while self.number < total:
@@ -187,9 +190,10 @@ class Training:
                     return
         finally:
             self._parts.forget()
-            if self._rounds is not None:
+            has_failed = step is not None and step.has_failed
+            if self._rounds is not None and not has_failed:  # or its end counts as a loss
                 self._rounds.leave()
-                self._rounds = None
+            self._rounds = None
 
     def begin(self) -> None:
         """Begin with the state as it is, which is the same on all ranks."""
@@ -279,6 +283,8 @@ class Training:
     def begin_step(self) -> None:
         """Remember the state, and seed the generators for this step of this rank."""
         self._parts.keep()
+        before = [each for each in self._begun if each[0] != self.number]
+        self._begun = [*before[-1:], (self.number, self._parts.states())]
         self._checks.begin(self.number)
         given = np.random.SeedSequence((self._seed, self.number, self.rank))
         first, second = (int(each) for each in given.generate_state(2, np.uint32))
@@ -323,6 +329,22 @@ class Training:
         self._parts.forget()
         self.number += 1
         self._is_whole = True
+
+    def check_complete(self) -> None:
+        """Raise ConfigError if a part would miss a change, as its block was left after its commit
+        and before what changes it."""
+        if len(self._begun) < 2:
+            return
+        (_, before), (number, begun) = self._begun
+        now = self._parts.states()
+        for name, state in begun.items():
+            as_begun = described(state)
+            if described(before[name]) != as_begun == described(now[name]):
+                raise ConfigError(
+                    f"rank {self.rank}: a worker was lost after the commit of step {number} and "
+                    f"before {name!r} was changed, which a replacement would miss: change it "
+                    f"directly after step.commit(), before anything communicates"
+                )
 
     def note_time(self, seconds: float) -> None:
         """Note how long a step took."""

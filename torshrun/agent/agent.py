@@ -360,7 +360,8 @@ class Agent:
         elif isinstance(instruction, protocol.Settle):
             self._settling = self._start(self._settle(instruction))
         elif isinstance(instruction, protocol.PassOn):
-            self._group.notify(instruction.signo, handled_only=instruction.handled_only)
+            signo, handled_only, rank = instruction
+            self._group.notify(signo, handled_only=handled_only, rank=rank)
         elif isinstance(instruction, protocol.StopWorkers):
             await self._stop_workers(instruction)
         elif isinstance(instruction, protocol.Mend):
@@ -421,6 +422,9 @@ class Agent:
     async def _mend(self, instruction: protocol.Mend) -> None:
         if isinstance(instruction, protocol.EndRound):
             await self._end_round()
+        elif isinstance(instruction, protocol.TellExited):
+            assert self._round is not None
+            await self._recovery.tell_exited(self._round.number, instruction.rank)
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
         else:

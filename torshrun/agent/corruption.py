@@ -57,8 +57,8 @@ class Corruption:
 
     def _suspicion(self, host: str) -> str:
         return (
-            f". Host {host} is suspect, with {self._times[host]} times: take it out of service, and "
-            f"test its memory and processors"
+            f". Host {host} is suspect, with {self._times[host]} times: take it out of service, "
+            f"and test its memory and processors"
         )
 
 

@@ -150,6 +150,13 @@ class EndRound(NamedTuple):
     """Tell the survivors that the round is over; nobody is stopped."""
 
 
+class TellExited(NamedTuple):
+    """Tell workers that go on without others that this one has ended well, and nobody replaces
+    it."""
+
+    rank: int
+
+
 class KillWorkers(NamedTuple):
     """Kill these workers with SIGKILL. They count as lost."""
 
@@ -172,6 +179,8 @@ class PassOn(NamedTuple):
     signo: int
     handled_only: bool = False
     """True if only those that handle it are to get it."""
+    rank: int | None = None
+    """Rank of the only worker that is to get it; None if all are."""
 
 
 class TellRendezvous(NamedTuple):
@@ -200,7 +209,7 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Mend = EndRound | KillWorkers | ReplaceWorkers
+Mend = EndRound | TellExited | KillWorkers | ReplaceWorkers
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
 )

@@ -60,6 +60,11 @@ class Recovery:
         self._allow(PARK_BOUND)
         await self._store.put(f"{RECOVERY}over/{number}", b"")
 
+    async def tell_exited(self, number: int, rank: int) -> None:
+        """Tell workers that wait for this one that it has ended well, and no round follows."""
+        assert self._store is not None
+        await self._store.put(f"{RECOVERY}over/{number}", str(rank).encode())
+
     async def begin_round(self, number: int, restarts: int) -> None:
         """Tell the survivors to meet again in this round."""
         assert self._store is not None

@@ -34,6 +34,8 @@ class Running:
     """Ranks that can go on without others: see elastic.join()."""
     fresh: frozenset[int] = frozenset()
     """Ranks that have been replaced, and have not joined yet."""
+    owed: frozenset[tuple[int, int]] = frozenset()
+    """Ranks, with signals that were passed on as a notice before these were replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
