@@ -27,7 +27,7 @@ class Orphans:
     keeper: Keeper
     loop: asyncio.AbstractEventLoop
     _dead: dict[int, tuple[int, range]] = field(default_factory=dict)
-    """By the pid of a dead worker: its rank, and the rounds in which it ran."""
+    """The rank of each dead worker by its pid, and the rounds in which it ran."""
     _next: asyncio.TimerHandle | None = None
 
     def end_those_of(self, worker: Worker, until: int) -> None:
