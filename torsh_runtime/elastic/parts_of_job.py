@@ -122,10 +122,13 @@ class Parts:
         for group, options in zip(self._groups(), self._kept.options, strict=True):
             group.update(copy.deepcopy(options))
 
-    def begin_anew(self) -> None:
-        """Drop gradients that were being averaged, and batches that were drawn."""
+    def drop_progress(self) -> None:
+        """Drop the gradients and the batches of a step that is to be repeated."""
         self.batches.go_back()
         self.drop_gradients()
+
+    def begin_anew(self) -> None:
+        """Average gradients anew, over a group that was configured anew."""
         for model in () if self._group is None else wrappers_of(self._group):
             model.begin_anew()
 

@@ -262,6 +262,7 @@ class Training:
         whole = [rank for rank, number in enumerate(held) if number == newest]
         healing = [rank for rank in range(size) if rank not in whole]
         self._go_back(whole, healing)
+        self._parts.begin_anew()
         self.number = newest
 
     def _go_back(self, whole: Sequence[int], healing: Sequence[int]) -> None:
@@ -276,7 +277,7 @@ class Training:
             heal(group, self._parts.named, whole, healing)
         if not self._is_whole:
             self._parts.forget()
-        self._parts.begin_anew()
+        self._parts.drop_progress()
         self._parts.keep()
         self._is_whole = self._is_met_anew = True
 
