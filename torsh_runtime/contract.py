@@ -27,7 +27,8 @@ REPLACEMENT = "TORSH_REPLACEMENT"
 """Variable that is 1 in a worker that takes the place of a lost one while the others continue."""
 
 RECOVERY = "torsh/recovery/"
-"""Prefix, in the round's store, of what a job that recovers without restarts writes there:
+"""Prefix, in the round's store, of what a job that recovers without restarts writes there. Each
+agent and its own workers have these keys for themselves:
 joined/<start>/<rank> and left/<start>/<rank> by workers, where <start> is the round in which that
 process began; over/<round> by the agent, once a worker of the round is
 lost, with the rank of one that has ended well and is not replaced; parked/<round>/<rank>

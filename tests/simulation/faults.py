@@ -26,6 +26,7 @@ class Faults:
             self._leave,
             self._drain,
             self.fail,
+            self.lose,
             self._pause,
             self._cut_off_store,
             self._cut_off_all,
@@ -110,6 +111,16 @@ class Faults:
         agent = chance.choice(running)
         agent.fail()
         return f"workers of {agent.name} fail"
+
+    def lose(self, chance: random.Random) -> str:
+        """Workers of one or two nodes are lost, in the same or in different moments."""
+        running = self._world.running()
+        if not running:
+            return ""
+        agents = {chance.choice(running), chance.choice(running)}
+        for agent in agents:
+            self._world.loop.call_later(chance.choice((0.0, 0.01, 0.5)), agent.lose)
+        return f"workers of {', '.join(sorted(agent.name for agent in agents))} are lost"
 
     def _pause(self, chance: random.Random) -> str:
         return self._pause_one(self.some(chance), chance)

@@ -17,6 +17,8 @@ class Rounds:
         self._places: dict[str, dict[int, tuple[str, NodeAssignment]]] = {}
         self.count = 0
         """How many rounds followed another."""
+        self.parked: dict[str, tuple[str, int]] = {}
+        """The token and number of the last round that each agent's workers have left."""
 
     def check(self, commit: Commit) -> None:
         for event in commit.events:
@@ -36,6 +38,8 @@ class Rounds:
         if before is not None and before.token == header.token:
             again = before.phase == "closing" and header.phase == "open"
             check(not again, f"round {header.number} is closing, and then open again")
+            if header.number != before.number:
+                self._check_mended(before, header)
             return
         record = self._record
         others = record.rounds_running() - {header.token}
@@ -49,6 +53,24 @@ class Rounds:
         check(bool(follows or claimed), gap)
         check(before.phase == "closing", "a round is closing before the next is formed")
         self._check_restarts(before, header)
+
+    def _check_mended(self, before: Header, header: Header) -> None:
+        """Nobody is in the round that is over when the next begins, and it is charged once."""
+        self.count += 1
+        what = f"round {header.number} follows {before.number} of the same nodes"
+        check(header.number == before.number + 1, what)
+        check(before.mending and not header.mending, f"{what}, which was not over")
+        check(header.restarts == before.restarts + 1 <= header.max_restarts, f"{what}: charged")
+        left = before.token, before.number
+        inside = [a for a, token in self._record.running.items() if token == before.token]
+        late = [agent for agent in inside if self.parked.get(agent) != left]
+        check(not late, f"{what}, and {late} have not left it")
+
+    def went_on(self, agent: str, token: str, place: NodeAssignment) -> None:
+        """An agent's workers begin a round of the same nodes."""
+        check(self.parked.get(agent) == (token, place.round - 1), f"{agent} has left its round")
+        known = [each for rank, each in self._places[token].items() if rank == place.node_rank]
+        check(known[0][0] == agent, f"{agent} keeps its rank")
 
     def _check_restarts(self, before: Header, header: Header) -> None:
         """What fails is charged, and nothing else."""

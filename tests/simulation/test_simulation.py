@@ -55,6 +55,25 @@ def test_a_leader_that_dies_before_anybody_knew_it_costs_few_ttls(seed: int) -> 
     assert job.took < 4
 
 
+class LosesWorkers(Job):
+    """Most of what happens is that nodes lose workers which are replaced while the others stay."""
+
+    async def _befall(self) -> None:
+        self._kinds += (self._faults.lose,) * (2 * len(self._kinds))
+        await super()._befall()
+
+
+@pytest.mark.parametrize("agents", [2, 4])
+def test_lost_workers_are_replaced_once_all_others_have_left_the_round(agents: int) -> None:
+    went_on = 0
+    for seed in range(12):
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            result = runner.run(LosesWorkers(Plan(seed=seed, agents=agents)).run())
+        assert not result.violation, "\n".join([*result.history, result.violation])
+        went_on += sum("goes on in round" in line for line in result.history)
+    assert went_on > 10
+
+
 class SlowToEnd(Job):
     """The job is stopped, and the workers need several ttls to write their checkpoints."""
 

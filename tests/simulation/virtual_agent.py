@@ -28,6 +28,8 @@ from torshrun.rendezvous.base import (
     ReportOutcome,
     RoundClosing,
     RoundFormed,
+    RoundMended,
+    RoundOver,
     StandingBy,
 )
 from torshrun.rendezvous.epoch import Epoch
@@ -64,6 +66,10 @@ class VirtualAgent:
         """Of the round whose workers run."""
         self.in_round = -1
         """The round that is not reported yet."""
+        self._left_round = -1
+        """The last round that its workers have left, or are leaving, as some were lost."""
+        self._has_lost = self._is_stopping = False
+        """Whether workers of the round were lost here, and whether the others are to end."""
         self._told_to_go = False
         self.finishing = False
         """Whether its workers are about to succeed."""
@@ -162,6 +168,11 @@ class VirtualAgent:
             self._note_expiry()
             self.told = "closing"
             self._stop_soon(event.round)
+        elif isinstance(event, RoundOver):
+            self._tell(self.name, f"hears that round {event.round} is over: {event.reason}")
+            self._hear_over(event.round)
+        elif isinstance(event, RoundMended):
+            self._go_on(event.place)
         elif isinstance(event, JobOver):
             self._end(event)
 
@@ -173,6 +184,7 @@ class VirtualAgent:
     def _start(self, place: NodeAssignment) -> None:
         assert self.in_round < 0, f"{self.name} has not reported round {self.in_round}"
         self.in_round, self.told = place.round, ""
+        self._has_lost = self._is_stopping = False
         self._token = self._oracles.record.inside[self.name].token
         if self._granted <= self._loop.time():
             self._oracles.expired(self.name)
@@ -181,6 +193,16 @@ class VirtualAgent:
         self.place = place
         self._oracles.started(self.name, place)
         self._check_clock()
+        if self.finishing:
+            self._loop.call_later(1.0, self._succeed, place.round)
+
+    def _go_on(self, place: NodeAssignment) -> None:
+        """The next round has begun, unless the workers here are to end or have ended."""
+        if self.place is None or self._is_stopping or self.over:
+            return
+        self._tell(self.name, f"goes on in round {place.round}")
+        self._oracles.rounds.went_on(self.name, self._token, place)
+        self.place, self.in_round, self._has_lost = place, place.round, False
         if self.finishing:
             self._loop.call_later(1.0, self._succeed, place.round)
 
@@ -217,13 +239,14 @@ class VirtualAgent:
     # ---- the agent
 
     def _stop_soon(self, number: int) -> None:
-        if number == self.in_round:
+        if number >= self.in_round >= 0:  # it may have passed over a round that others formed
+            number, self._is_stopping = self.in_round, True
             seconds = self._chance.choice((0.0, 0.05, 0.5, 3.0))
             self._loop.call_later(seconds, self._stopped, number, context=self._context)
 
     def _stopped(self, number: int) -> None:
         if number == self.in_round:
-            self.report("stopped")
+            self.report("failed" if self._has_lost else "stopped")
 
     def report(self, outcome: ReportOutcome) -> None:
         """The round's workers have ended."""
@@ -268,12 +291,49 @@ class VirtualAgent:
         if self.place is not None and self.place.round == number:
             self.report("failed")
 
+    def lose(self) -> None:
+        """A worker is lost, and the others can go on without it."""
+        if self.place is not None:
+            self.soon(self._lost, self.place.round)
+
+    def _lost(self, number: int) -> None:
+        if self._may_mend(number) and not self.finishing:
+            self._tell(self.name, f"loses a worker in round {number}")
+            self._has_lost = True
+            if self._left_round < number:
+                self.rendezvous.mend(number, "lost", 1.0)
+            self._leave_round(number)
+
+    def _hear_over(self, number: int) -> None:
+        if self._may_mend(number) and self._chance.random() < 0.1:
+            self.rendezvous.mend(number, "unable", 1.0)
+        elif self._may_mend(number):
+            self._leave_round(number)
+
+    def _may_mend(self, number: int) -> bool:
+        is_here = self.place is not None and self.place.round == number
+        return is_here and not (self._is_stopping or self.over)
+
+    def _leave_round(self, number: int) -> None:
+        if self._left_round < number:
+            self._left_round = number
+            seconds = self._chance.choice((0.0, 0.05, 0.5, 3.0))
+            self._loop.call_later(seconds, self._park, number, context=self._context)
+
+    def _park(self, number: int) -> None:
+        if self._may_mend(number):
+            self._oracles.rounds.parked[self.name] = self._token, number
+            is_bare = self._chance.random() < 0.1
+            self.rendezvous.mend(number, "bare" if is_bare else "parked", 1.0)
+
     def finish(self) -> None:
         """Its workers succeed, in this round or the next."""
         self.finishing = True
         self.soon(self._succeed, self.in_round)
 
     def _succeed(self, number: int) -> None:
+        if self._left_round == number:  # it ends in the round that follows
+            return
         if self.place is not None and self.place.round == number and not self.over:
             self.report("succeeded")
 

@@ -15,6 +15,8 @@ from torsh_runtime.status import own_page
 
 NOTICE = 10.0
 """Seconds within which the agent says that a round is over whose ranks lose one another."""
+NOTICE_OF_NODES = 60.0
+"""Seconds for the same in jobs of several nodes: a lost node is noticed after its ttl."""
 _ABORT_AGAIN = 0.05
 """Seconds until the group is aborted again, as long as this rank has not left it."""
 _REQUEST = 3600.0
@@ -33,6 +35,7 @@ class Rounds:
         self._group, self._store = group, job.client.scoped(RECOVERY)
         self._rank, self._start = job.env.rank, job.env.round
         self.number = self._start
+        self._notice = NOTICE if job.env.num_nodes == 1 else NOTICE_OF_NODES
         self._left = threading.Event()
 
     def follow(self) -> None:
@@ -78,7 +81,7 @@ class Rounds:
         self._say("waits to hear that the round is over")
         try:
             key = f"over/{self.number}"
-            exited = self._store.wait([key], NOTICE)[key].value
+            exited = self._store.wait([key], self._notice)[key].value
         except StoreTimeout:
             raise lost from None
         if exited:

@@ -61,8 +61,8 @@ def join(
         The training, whose steps() are to be taken.
 
     Raises:
-        ConfigError: On all ranks, if their states differ; for parts that cannot be recovered, for
-            jobs of several nodes, and when it is called a second time.
+        ConfigError: On all ranks, if their states differ; for parts that cannot be recovered, and
+            when it is called a second time.
         CommError: If communication fails before all ranks have joined.
 
     Example:
@@ -373,11 +373,6 @@ def _check_group(group: ProcessGroup | None) -> None:
     if not isinstance(group, JobGroup):
         raise ConfigError("join() needs the group that tr.init_process_group() makes")
     job = group.job
-    if job.env.num_nodes > 1:
-        raise ConfigError(
-            f"this job has {job.env.num_nodes} nodes, and join() recovers within one node: use "
-            f"tr.elastic.State, which restarts all workers"
-        )
     if not isinstance(job, Job) or not job.env.store_endpoint:
         return
     if group.backend != "native":

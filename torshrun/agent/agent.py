@@ -142,6 +142,8 @@ class Agent:
                 self._tell.round_ended(cause, event)
             if isinstance(event, base.RoundClosing | base.JobOver):
                 self._tell.decided(event)
+            if isinstance(event, base.RoundOver):
+                self._tell.round_over(event)
             if isinstance(event, protocol.KeeperLost):
                 self._tell.keeper_lost(self.keeper, self._clean_up())
             state, instructions = machine.handle(self.config, state, event)
@@ -406,7 +408,7 @@ class Agent:
             first = first_worker(config, place, self.scratch, store.endpoint, store.secret, ends_at)
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
             self._group.start(assign(self.spec, first, folder))
-            if config.is_alone and config.max_restarts:
+            if config.max_restarts:
                 self._recovery.start(store.store)
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._refuse_start(f"cannot start the workers: {error}")
@@ -427,8 +429,15 @@ class Agent:
             await self._recovery.tell_exited(self._round.number, instruction.rank)
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
+        elif isinstance(instruction, protocol.WatchOn):
+            assert self._round is not None
+            self._hangs.start(self._round)
+        elif isinstance(instruction, protocol.TellStanding):
+            assert self._round is not None
+            ran = time.monotonic() - self._group.begun
+            self.rendezvous.mend(self._round.number, instruction.standing, ran)
         else:
-            await self._replace_workers(instruction.ranks)
+            await self._replace_workers(instruction.ranks, instruction.place)
 
     async def _end_round(self) -> None:
         self._hangs.stop()
@@ -459,17 +468,17 @@ class Agent:
         self._diagnosis.hung = {**self._diagnosis.hung, **dict.fromkeys(kill.ranks, why)}
         self._group.kill(kill.ranks)
 
-    async def _replace_workers(self, ranks: Sequence[int]) -> None:
+    async def _replace_workers(self, ranks: Sequence[int], place: base.NodeAssignment) -> None:
         """Begin the next round with the survivors, in the store and pages that they have."""
         endings, before = self._group.endings, self._round
         assert before is not None
         try:
-            place = self.rendezvous.mend(time.monotonic() - self._group.begun)
             self._tell.begin_round(place)
-            broken = await self._gpus.before_replacement()
+            broken = await self._gpus.before_replacement() if ranks else ""
             failure = protocol.ReportFailure(place.restarts - 1, "broken" if broken else "replace")
-            report = self._report_lost(before, failure, endings, self._reporting)
-            self._reporting = self._start(report)
+            if ranks:
+                report = self._report_lost(before, failure, endings, self._reporting)
+                self._reporting = self._start(report)
             if broken:
                 self._refuse_start(broken, exit_codes.GPU_BROKEN)
                 return

@@ -24,7 +24,7 @@ from torshrun.agent.announcement_texts import (
 )
 from torshrun.agent.diagnosis import Findings
 from torshrun.config.job import LaunchConfig
-from torshrun.rendezvous.base import JobOver, NodeAssignment, RoundClosing, Verdict
+from torshrun.rendezvous.base import JobOver, NodeAssignment, RoundClosing, RoundOver, Verdict
 from torshrun.signals import signal_name
 from torshrun.text import printable
 from torshrun.workers.keeper import Keeper
@@ -151,6 +151,10 @@ class Announcer:
         elif not alone:
             self.say(f"round {event.round} ends: {printable(event.reason)}")
             self.emit("round_closing", reason=event.reason, failed=event.failed)
+
+    def round_over(self, event: RoundOver) -> None:
+        """Announce that lost workers are to be replaced while the others continue."""
+        self.say(f"round {event.round} is over: {printable(event.reason)}; the others continue")
 
     # ---- what goes on
 
@@ -319,7 +323,8 @@ class Announcer:
             self.say(unkillable(report.unkillable))
         alone = self._config.is_alone
         follows = outlook(report, self._config.max_restarts)
-        text = describe(found.explained, follows, is_partial=not alone)
+        knows_all = alone or sequel == "replace"
+        text = describe(found.explained, follows, is_partial=not knows_all)
         self._say(text)
         if cause is not None:
             end = end_of(cause.rank, cause.pid, cause.status, cause.seconds)
@@ -329,7 +334,7 @@ class Announcer:
             self.emit("worker_failed", **end, **more, log=cause.log)
             self._tell_above(cause, report, text)
         self._own_finding = found.finding
-        if found.finding and alone:
+        if found.finding and knows_all:
             self.found(found.finding)
         if sequel in ("restart", "replace"):
             left = self._config.max_restarts - report.restarts - 1

@@ -118,6 +118,7 @@ class HangMonitor:
 
     async def _inquire(self, hang: Hang, a_round: Round) -> None:
         """Find out where the workers stand, while they still do."""
+        from torshrun.health.detector import place_of_suspect
         from torshrun.health.stacks import Stacks, collect, is_at_breakpoint
 
         pids, before = self._ranks(), self._progress(a_round)
@@ -146,7 +147,7 @@ class HangMonitor:
         # SIGABRT makes faulthandler write those that could not be had.
         told = any(texts.values()) or all(map(_leaves_stack, self.group.workers))
         signo = signal.SIGTERM if told else signal.SIGABRT
-        self.post(protocol.Hung(a_round.number, signo, hang.suspect))
+        self.post(protocol.Hung(a_round.number, signo, hang.suspect, place_of_suspect(hang)))
 
     def _pardon(self, held: Collection[int]) -> None:
         """Go on, though others wait for these; said once a round."""

@@ -75,7 +75,7 @@ def handle(config: LaunchConfig, state: State, event: Event) -> Step:
         return state, ()
     if isinstance(event, protocol.KeeperLost):  # of whatever round: there is only one keeper
         return _on_keeper_lost(config, state)
-    if _is_past(state.attempt, event):
+    if _is_past(state, event):
         return state, ()
     if isinstance(event, protocol.InternalError):  # the keeper, once let go, ends what runs
         return _finish(state.attempt, exit_codes.LOST, "lost")
@@ -90,12 +90,16 @@ def handle(config: LaunchConfig, state: State, event: Event) -> Step:
     return _running(config, state, event)
 
 
-def _is_past(attempt: Attempt, event: Event) -> bool:
+def _is_past(state: Running | Stopping | Waiting, event: Event) -> bool:
     """Return whether an event is of a round whose workers are gone.
 
-    The end of a survivor of the rounds before may have been noted before this round was formed.
+    The end of a survivor of the rounds before may have been noted before this round was formed. A
+    node that fails while the others form a round hears of that round only by its end.
     """
+    attempt = state.attempt
     number = getattr(event, "round", attempt.round)
+    if isinstance(event, base.RoundClosing) and not isinstance(state, Running):
+        return number < attempt.round
     if isinstance(event, protocol.WorkerEnded):
         return not attempt.since <= number <= attempt.round
     return bool(number != attempt.round)
@@ -187,12 +191,16 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
         return _mending(config, state, event)
     if isinstance(event, protocol.Joined | protocol.Left):
         return mending.joined_or_left(state, event), mending.owed_notices(state, event)
+    if isinstance(event, base.RoundOver):
+        return mending.end_round(config, state)
     if isinstance(event, protocol.WorkerEnded):
         if event.status and mending.can_go_on_without(config, state, event.rank):
             return mending.begin(state, event.rank)
         return _on_worker_exit(config, state, event)
     if isinstance(event, protocol.Hung):
-        culprits = mending.culprits(config, state, event.suspect)
+        if mending.defers(config, state, event):
+            return replace(state, has_deferred=True), (protocol.WatchOn(),)
+        culprits = mending.culprits(config, state, event)
         if culprits:
             return state, (protocol.KillWorkers(culprits, is_hang=True),)
     return _running_on(config, state, event)
@@ -219,14 +227,18 @@ def _running_on(config: LaunchConfig, state: Running, event: Event) -> Step:
 def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
     if isinstance(event, protocol.ParkingOver):
         return state, (protocol.KillWorkers(tuple(sorted(state.awaited))),)
-    if isinstance(event, protocol.Hung | protocol.SettleOver):
+    if isinstance(event, base.RoundMended):
+        return mending.next_round(state, event.place)
+    if isinstance(event, protocol.Hung | protocol.SettleOver | base.RoundOver):
         return state, ()
     if not isinstance(event, mending.Followed):
         return _running_on(config, state, event)
     state = mending.follow(state, event)
-    if mending.is_hopeless(state):
-        return _stop_workers(config, state, "failure")
-    return (state, ()) if state.awaited else mending.next_round(state)
+    if mending.is_hopeless(config, state):
+        if state.lost:
+            return _stop_workers(config, state, "failure")
+        return state, (protocol.TellStanding("unable"),)
+    return mending.tell(state)
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:
@@ -285,7 +297,7 @@ def _on_restart_or_end(
     knows = bool(state.attempt.noticed) and _is_preempted(event)
     signo = _NO_SIGNAL if knows else signal.SIGTERM
     asked = protocol.StopWorkers(signo, config.shutdown_timeout, cause)
-    if state.failing:
+    if state.failing or (isinstance(state, Mending) and state.lost):
         cause = "failure"
     return Stopping(attempt=state.attempt, cause=cause, decided=event), (asked,)
 

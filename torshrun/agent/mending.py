@@ -1,4 +1,8 @@
-"""Decides how lost workers are replaced while the others continue. Pure, a part of the machine."""
+"""Decides how lost workers are replaced while the others continue. Pure, a part of the machine.
+
+The rendezvous decides which round is over and when the next begins, as other nodes may have a part
+in it. This node tells it how it stands.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from dataclasses import replace
 from torshrun.agent import protocol
 from torshrun.agent.states import Able, Mending, Running, Step
 from torshrun.config.job import LaunchConfig
+from torshrun.rendezvous import base
 
 Followed = protocol.WorkerEnded | protocol.Parked | protocol.Joined | protocol.Left
 """The events of which follow() keeps account."""
@@ -31,42 +36,86 @@ def owed_notices(
 
 
 def can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
-    """Return whether the others can meet a replacement of this rank."""
+    """Return whether the others can meet a replacement of this rank.
+
+    If nobody here has the state of the training, workers of other nodes may.
+    """
     survivors = state.alive - {rank}
+    is_known = not config.is_alone and rank in state.joined | state.fresh
     return (
-        config.is_alone
-        and not state.failing
-        and not state.attempt.noticed
-        and state.attempt.restarts < config.max_restarts
+        state.attempt.restarts < config.max_restarts
         and rank in state.alive
-        and len(state.alive) == config.nproc_per_node
-        and bool(survivors & state.joined)
-        and survivors <= state.joined | state.fresh
+        and _is_able(config, state, rank)
+        and (is_known or bool(survivors & state.joined))
     )
 
 
-def culprits(config: LaunchConfig, state: Running, suspect: int) -> tuple[int, ...]:
+def _is_able(config: LaunchConfig, state: Running, lost: int = -1) -> bool:
+    """Return whether the workers here, but for a lost one, can meet others in the next round."""
+    return (
+        not state.failing
+        and not state.attempt.noticed
+        and len(state.alive) == config.nproc_per_node
+        and state.alive - {lost} <= state.joined | state.fresh
+    )
+
+
+def culprits(config: LaunchConfig, state: Running, event: protocol.Hung) -> tuple[int, ...]:
     """Return whom to kill when workers hang, so that the others continue; () if they cannot.
 
     While a replacement has not joined, the others wait for it.
     """
-    found = state.fresh or {suspect}
+    if event.place == "elsewhere" and not config.is_alone:
+        return ()
+    found = state.fresh or {event.suspect}
     able = all(can_go_on_without(config, state, rank) for rank in found)
     return tuple(sorted(found)) if able else ()
 
 
-def begin(state: Running, rank: int) -> Step:
-    """End the round for the survivors of this rank, which park."""
-    alive = state.alive - {rank}
+def defers(config: LaunchConfig, state: Running, event: protocol.Hung) -> bool:
+    """Return whether a hang is to be ended by another node's agent, which sees it, too.
+
+    It has as long as a hang takes to be noticed. After workers of another node were replaced, all
+    wait for those without saying so.
+    """
+    is_mended = state.attempt.round > state.attempt.since and not state.fresh
+    is_elsewhere = event.place == "elsewhere" or (event.place == "unknown" and is_mended)
+    is_first = not config.is_alone and not state.has_deferred
+    return is_first and is_elsewhere and bool(state.joined) and _is_able(config, state)
+
+
+def begin(state: Running, *lost: int) -> Step:
+    """End the round for the workers here that survive, which park."""
+    alive = state.alive.difference(lost)
     mending = Mending(
         attempt=state.attempt,
         alive=alive,
         joined=state.joined & alive,
         fresh=state.fresh & alive,
-        lost=frozenset({rank}),
+        lost=frozenset(lost),
         awaited=state.joined & alive,
     )
-    return mending, (protocol.EndRound(),)
+    mending, told = tell(mending)
+    return mending, (protocol.EndRound(), *told)
+
+
+def end_round(config: LaunchConfig, state: Running) -> Step:
+    """Handle that the round is over, as workers of another node were lost."""
+    if isinstance(state, Mending) or state.failing:  # a failure of its own is being reported
+        return state, ()
+    if not _is_able(config, state):
+        return state, (protocol.TellStanding("unable"),)
+    return begin(state)
+
+
+def tell(state: Mending) -> tuple[Mending, tuple[protocol.TellStanding, ...]]:
+    """Tell the rendezvous how this node stands, unless it knows."""
+    standing: base.Standing = "parked" if state.joined else "bare"
+    if state.awaited:
+        standing = "lost"
+    if standing == state.told or (standing == "lost" and not state.lost):
+        return state, ()
+    return replace(state, told=standing), (protocol.TellStanding(standing),)
 
 
 def follow(state: Mending, event: Followed) -> Mending:
@@ -87,20 +136,20 @@ def follow(state: Mending, event: Followed) -> Mending:
     )
 
 
-def is_hopeless(state: Mending) -> bool:
+def is_hopeless(config: LaunchConfig, state: Mending) -> bool:
     """Return whether nobody is left to give its state, or somebody would meet nobody."""
-    return not state.joined or not state.alive <= state.joined | state.fresh
+    is_bare = config.is_alone and not state.joined
+    return is_bare or not state.alive <= state.joined | state.fresh
 
 
-def next_round(state: Mending) -> Step:
+def next_round(state: Mending, place: base.NodeAssignment) -> Step:
     """Begin the next round, with replacements of the lost workers."""
-    before = state.attempt
-    attempt = replace(before, round=before.round + 1, restarts=before.restarts + 1)
+    attempt = replace(state.attempt, round=place.round, restarts=place.restarts)
     running = Running(
         attempt=attempt,
         alive=state.alive | state.lost,
         joined=state.joined,
         fresh=state.fresh | state.lost,
-        owed=frozenset((rank, signo) for rank in state.lost for signo in before.noticed),
+        owed=frozenset((rank, signo) for rank in state.lost for signo in attempt.noticed),
     )
-    return running, (protocol.ReplaceWorkers(tuple(sorted(state.lost))),)
+    return running, (protocol.ReplaceWorkers(tuple(sorted(state.lost)), place),)

@@ -70,6 +70,8 @@ class Hung(NamedTuple):
     """Signal with which to stop them."""
     suspect: int = -1
     """The rank that the others wait for; -1 if that cannot be told."""
+    place: Literal["here", "elsewhere", "unknown"] = "here"
+    """The node of that rank."""
 
 
 class Joined(NamedTuple):
@@ -118,7 +120,7 @@ class InternalError(NamedTuple):
 
 OfRound = WorkerEnded | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
 Recovering = Joined | Left | Parked | ParkingOver
-Decided = base.RoundFormed | base.RoundClosing | base.JobOver
+Decided = base.RoundFormed | base.RoundClosing | base.Mending | base.JobOver
 Event = OfRound | Recovering | StopRequested | Noticed | Decided | KeeperLost | InternalError
 
 
@@ -157,6 +159,12 @@ class TellExited(NamedTuple):
     rank: int
 
 
+class TellStanding(NamedTuple):
+    """Tell the rendezvous how this node stands in the round, in which workers were lost."""
+
+    standing: base.Standing
+
+
 class KillWorkers(NamedTuple):
     """Kill these workers with SIGKILL. They count as lost."""
 
@@ -165,12 +173,17 @@ class KillWorkers(NamedTuple):
     """True if others wait for them; otherwise they have not parked in time."""
 
 
+class WatchOn(NamedTuple):
+    """Look once more whether workers hang: those of another node are probably at fault."""
+
+
 class ReplaceWorkers(NamedTuple):
     """Begin the next round with the survivors, and new workers in the place of these. Report why
-    these were lost.
+    these were lost; there are none if all lost workers are of other nodes.
     """
 
     ranks: tuple[int, ...]
+    place: base.NodeAssignment
 
 
 class PassOn(NamedTuple):
@@ -209,7 +222,7 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Mend = EndRound | TellExited | KillWorkers | ReplaceWorkers
+Mend = EndRound | TellStanding | TellExited | KillWorkers | WatchOn | ReplaceWorkers
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
 )

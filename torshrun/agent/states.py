@@ -36,6 +36,8 @@ class Running:
     """Ranks that have been replaced, and have not joined yet."""
     owed: frozenset[tuple[int, int]] = frozenset()
     """Ranks, with signals that were passed on as a notice before these were replaced."""
+    has_deferred: bool = False
+    """True if workers hang, and the agent of another node was given time to end that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,8 @@ class Mending(Running):
     lost: frozenset[int]
     awaited: frozenset[int]
     """Survivors that have not parked yet. Replacements that have not joined need not."""
+    told: base.Standing | None = None
+    """Standing of this node that the rendezvous was told last; None if it was told none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 from torshrun.health.pages import Awaited, Collective, WorkerStatus
 
+Place = Literal["here", "elsewhere", "unknown"]
+"""Node of the rank that the others wait for; unknown if nobody says that it waits."""
 IDLE = 0.01
 """A worker that uses less than this share of one CPU is idle."""
 _GRAIN = 0.02  # seconds of CPU that do not count yet: the kernel tells of them in hundredths
@@ -205,6 +208,20 @@ def _late_in(group: Collective, states: Sequence[RankState]) -> int:
         return not is_stopped(state), progress[state.sample.rank], state.sample.rank
 
     return min(behind or members, key=order).sample.rank
+
+
+def place_of_suspect(hang: Hang) -> Place:
+    """Return where the rank is that the others wait for, as far as this node's workers show it."""
+    suspects = [state for state in hang.ranks if state.sample.rank == hang.suspect]
+    if not suspects:
+        return "elsewhere"
+    waited = waited_group(hang.ranks)
+    if is_stopped(suspects[0]) or (waited is None and any(map(is_waiting, hang.ranks))):
+        return "here"
+    if waited is None:
+        return "unknown"
+    here = [find(state.sample.status, waited.group) for state in hang.ranks]
+    return "elsewhere" if {*here} == {waited} and len(here) < waited.ranks else "here"
 
 
 def is_waiting(state: RankState) -> bool:

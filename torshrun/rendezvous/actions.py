@@ -34,6 +34,20 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True)
+class Mend:
+    """Write that the round's workers are to leave it, as those that were lost are replaced."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """Write the next round, of the same nodes: all have left the round before."""
+
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
 class Adopt:
     """Write the round's header again, as this leader's own."""
 
@@ -50,7 +64,7 @@ class Conclude:
     verdict: VerdictRow
 
 
-Action = Close | Form | Adopt | ListNodes | Conclude
+Action = Close | Form | Mend | Mended | Adopt | ListNodes | Conclude
 
 
 class Decision(NamedTuple):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
+from torsh_runtime.contract import RECOVERY
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Delete, Entry, Store
 from torsh_runtime.store.connection import ARRIVED
@@ -21,6 +22,7 @@ from torshrun.rendezvous.address import is_loopback
 from torshrun.rendezvous.base import SUMMARY_BYTES
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.heartbeats import Heartbeat, Heartbeats, Judge, Reply
+from torshrun.rendezvous.own_keys import StoreWithOwnKeys
 from torshrun.rendezvous.served import ServedStore
 
 _LONGEST_BEAT = 1024 + 2 * SUMMARY_BYTES  # bytes
@@ -68,13 +70,24 @@ class AgentServer(Heartbeats):
     async def serve_round(self, number: int) -> ServedStore:
         """Serve the round's store, which is in this agent, to this node's workers."""
         part = self.round_store(number)
-        return await ServedStore(part, self._workers_key(number), partial(_empty, part)).start()
+        return await self._serve(number, part, partial(_empty, part))
 
     async def forward_round(self, number: int, node: str, endpoint: str) -> ServedStore:
         """Forward this node's workers to the round's store, which another node's hub serves."""
         remote = RemoteStore(endpoint, self._key(node))
-        part = ScopedStore(remote, _prefix(number))
-        return await ServedStore(part, self._workers_key(number), remote.close).start()
+        return await self._serve(number, ScopedStore(remote, _prefix(number)), remote.close)
+
+    async def _serve(
+        self, number: int, part: Store, release: Callable[[], Awaitable[None]]
+    ) -> ServedStore:
+        """Serve a round's store, in which this agent has the keys of RECOVERY for itself."""
+        whole = StoreWithOwnKeys(part, RECOVERY, MemoryStore())
+
+        async def release_all() -> None:
+            await whole.close()
+            await release()
+
+        return await ServedStore(whole, self._workers_key(number), release_all).start()
 
     def _key(self, node: str) -> bytes:
         return self._epoch.key("hub", node)

@@ -51,10 +51,11 @@ class Alone(base.Rendezvous):
         else:
             self._end(base.Verdict(outcome=report.ending, code=report.code, reason=""))
 
-    def mend(self, seconds: float) -> base.NodeAssignment:
-        self._history = following(self._history, "", seconds)
-        self._round += 1
-        return self._place()
+    def mend(self, number: int, standing: base.Standing, seconds: float) -> None:
+        if standing == "parked" and number == self._round:
+            self._history = following(self._history, "", seconds)
+            self._round += 1
+            self._begin(base.RoundMended)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._left = base.Verdict(outcome=outcome, code=code, reason=reason)
@@ -65,6 +66,9 @@ class Alone(base.Rendezvous):
         self._cancel()
 
     def _form(self) -> None:
+        self._begin(base.RoundFormed)
+
+    def _begin(self, kind: type[base.RoundFormed | base.RoundMended]) -> None:
         try:
             place = self._place()
         except (OSError, TorshError) as error:
@@ -72,7 +76,7 @@ class Alone(base.Rendezvous):
             self._end(base.Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))
             return
         self._in_round = True
-        self._post(base.RoundFormed(place))
+        self._post(kind(place))
 
     def _place(self) -> base.NodeAssignment:
         return base.NodeAssignment(

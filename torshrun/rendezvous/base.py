@@ -86,6 +86,11 @@ class Report:
         return self.outcome
 
 
+Standing = Literal["lost", "parked", "bare", "unable"]
+"""Standing of a node in a round whose lost workers are to be replaced while the others continue.
+lost: it has lost workers, and the others here have still to leave the round. parked: they have,
+and at least one has the state of the training. bare: nobody here has that state. unable: the
+workers here cannot go on without those that are lost."""
 Outcome = Literal["succeeded", "failed", "hung", "stopped", "preempted", "lost"]
 Sequel = Literal[
     "restart", "no budget", "budget spent", "same start", "stopped", "unkillable", "broken"
@@ -132,6 +137,22 @@ class RoundClosing:
     """Number of restarts of workers, including this one."""
     delay: float = 0.0
     """Seconds until the next round may begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundOver:
+    """Have the workers of this round leave it; those that were lost are to be replaced."""
+
+    round: int
+    reason: str
+    """Reason in one line: "node b has lost workers"."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundMended:
+    """Begin the next round: all workers keep their processes, but for those that were lost."""
+
+    place: NodeAssignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +207,10 @@ class Answer(NamedTuple):
     """Reason why there is no answer; "" if there is one."""
 
 
-RendezvousEvent = RoundFormed | RoundClosing | JobOver | StandingBy | Granted | Summaries | Asked
+Mending = RoundOver | RoundMended
+RendezvousEvent = (
+    RoundFormed | RoundClosing | Mending | JobOver | StandingBy | Granted | Summaries | Asked
+)
 Post = Callable[[RendezvousEvent], None]
 """Takes an event, in the loop's thread, without waiting."""
 
@@ -208,13 +232,13 @@ class Rendezvous(ABC):
     def report(self, report: Report) -> None:
         """Tell that none of this node's workers of a round runs any more, and why."""
 
-    def mend(self, seconds: float) -> NodeAssignment:
-        """Return the next round, in which this node's survivors go on and lost workers are
-        replaced, after a round of `seconds`.
+    @abstractmethod
+    def mend(self, number: int, standing: Standing, seconds: float) -> None:
+        """Tell how this node stands in round `number`, in which workers were lost.
 
-        It counts as a restart. Only a job of one node has such rounds.
+        Its workers have run for `seconds` since the round began. RoundOver and RoundMended follow
+        if all nodes can go on; otherwise RoundClosing or JobOver does.
         """
-        raise NotImplementedError("rounds of several nodes end with all their workers")
 
     @abstractmethod
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:

@@ -24,6 +24,8 @@ from torshrun.rendezvous.base import (
     RendezvousEvent,
     Report,
     RoundClosing,
+    RoundOver,
+    Standing,
     Summaries,
     check_summary,
 )
@@ -76,8 +78,8 @@ class NodeRendezvous(Rendezvous):
         nothing stands there, and this node was out of touch: the job may have ended."""
         self._is_lost = False  # whether the store has lost the epoch
         self._is_gone = False  # whether no other epoch stood in the place of the one that was lost
-        self._newest_header = (0, -1, False)
-        """Fence, number and whether it was closing, of the newest header seen."""
+        self._newest_header = (0, -1, False, False)
+        """Fence, number, and whether it was closing or mending, of the newest header seen."""
         self._started = 0.0
         self._over = self._has_summaries = False
 
@@ -124,6 +126,9 @@ class NodeRendezvous(Rendezvous):
         self._tell(self._member.report(report))
         self._pulse.disarm()
         self._note_lost()
+
+    def mend(self, number: int, standing: Standing, seconds: float) -> None:
+        self._tell(self._member.mend(number, standing, seconds))
 
     def hold_growth(self, is_held: bool) -> None:
         """Note whether this node's workers want no node to be added to the job."""
@@ -214,7 +219,8 @@ class NodeRendezvous(Rendezvous):
         self._due.set()
 
     def _note(self, events: tuple[RendezvousEvent, ...]) -> None:
-        why = next((event.reason for event in events if isinstance(event, RoundClosing)), "")
+        ended = (RoundClosing, RoundOver)
+        why = next((event.reason for event in events if isinstance(event, ended)), "")
         row = self._member.row
         self._seen.become(self._member.status, why, round=row.round, node=self.facts.host)
 
@@ -326,7 +332,7 @@ class NodeRendezvous(Rendezvous):
 
     def _take_header(self, header: Header | None, revision: int, as_of: int) -> None:
         if header:
-            age = (header.fence, header.number, header.phase == "closing")
+            age = (header.fence, header.number, header.phase == "closing", header.mending)
             if age < self._newest_header:  # the store was put back, or somebody did that to the row
                 self.lose()
                 return

@@ -13,7 +13,16 @@ from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Delete, Put, Write
 from torsh_runtime.transitions import Machine
 from torshrun.rendezvous import rows
-from torshrun.rendezvous.actions import Action, Adopt, Close, Conclude, Form, ListNodes
+from torshrun.rendezvous.actions import (
+    Action,
+    Adopt,
+    Close,
+    Conclude,
+    Form,
+    ListNodes,
+    Mend,
+    Mended,
+)
 from torshrun.rendezvous.asking import BATCH, Asking
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.restart import following, pause
@@ -136,6 +145,11 @@ class Lead:
             done = await self._form(fences, action)
         elif isinstance(action, Adopt):
             done = await self._write_header(fences, self._adopted())
+        elif isinstance(action, Mend):
+            header = replace(self._adopted(), mending=True, reason=action.reason)
+            done = await self._write_header(fences, header)
+        elif isinstance(action, Mended):
+            done = await self._write_header(fences, self._mended(action))
         elif isinstance(action, ListNodes):
             done = await self._list()
         else:
@@ -171,10 +185,26 @@ class Lead:
             self._adopted(), phase="closing", reason=close.reason, failed=close.failed, delay=delay
         )
 
+    def _mended(self, mended: Mended) -> Header:
+        header, history = self._adopted(), mended.history
+        return replace(
+            header,
+            number=header.number + 1,
+            mending=False,
+            reason="",
+            finding="",
+            restarts=history.restarts,
+            streak=history.streak,
+            startup=history.startup,
+        )
+
     def _pause_after_failure(self) -> float:
         view, settings = self.view, self.asking.settings
-        cause = view.roster.reports[view.roster.failures[0]]
-        history = following(view.history, cause.startup, cause.seconds)
+        ran = self.asking.clock() - view.sight.opened_at
+        history = following(view.history, "", ran)  # if nobody has reported the failure yet
+        for node in view.roster.failures[:1]:
+            cause = view.roster.reports[node]
+            history = following(view.history, cause.startup, cause.seconds)
         return pause(settings.restart_backoff, history, self.asking.chance.random())
 
     def _fences(self) -> Fences:

@@ -74,6 +74,8 @@ class Member:
         self._answered = ""
         """Token of the last round that missed this node, which has shown since that it can read."""
         self._closed = ""  # token of the last round that its agent was told is closing
+        self._entered = 0  # the number of the round when this node entered it
+        self._left_round = -1  # the last round that its workers were told to leave
         self._standbys = 0
         self._versions = count(past.sequence + 1 if past else 1)
         self.row = self._fresh_row(**_fields(past, _OF_ITS_ROUND) if past else {})
@@ -162,11 +164,24 @@ class Member:
     def _follow_own(self, header: Header | None) -> Events:
         """Handle that its own round continues, or is closing, or (None) has been replaced."""
         if header and header.phase == "open":
-            return ()
+            return self._follow_mending(header)
         if header is None:
             return self._close("the others went on without this node")
         charged = header.failed and header.restarts < header.max_restarts
         return self._close(header.reason, header.failed, header.restarts + charged, header.delay)
+
+    def _follow_mending(self, header: Header) -> Events:
+        """Handle that workers of its round were lost, or were replaced while the others stay."""
+        events: Events = ()
+        if self.status != "inside":
+            return events
+        if header.number > self.row.round:
+            self._change_row(**_of_round(header), standing="")
+            events = (base.RoundMended(self._assignment(header)),)
+        if header.mending and self._left_round < header.number:
+            self._left_round = header.number
+            events = (*events, base.RoundOver(header.number, header.reason))
+        return events
 
     def _close(
         self, reason: str, failed: bool = False, restarts: int = 0, delay: float = 0.0
@@ -224,17 +239,20 @@ class Member:
 
     def entered(self) -> Events:
         """Handle that the row "inside" has been written while the round was open."""
-        header, told = self.header, self.place
-        if self.status != "entering" or header is None or told is None:
+        header = self.header
+        if self.status != "entering" or header is None or self.place is None:
             return ()
         self.status, self.dropped, self._told = "inside", False, ""
-        place = base.NodeAssignment(
+        self._entered, self._left_round = header.number, -1
+        return (base.RoundFormed(self._assignment(header)), *self._follow_header())
+
+    def _assignment(self, header: Header) -> base.NodeAssignment:
+        return base.NodeAssignment(
             round=header.number,
             num_nodes=header.size,
             **_fields(header, (*_FOR_WORKERS, *_FOR_PEOPLE)),
-            **_fields(told, (*_RANKS, "role_first_rank", "role_world_size")),
+            **_fields(self.place, (*_RANKS, "role_first_rank", "role_world_size")),
         )
-        return (base.RoundFormed(place), *self._follow_header())
 
     def take_verdict(self, verdict: VerdictRow) -> Events:
         """Handle the verdict on the job."""
@@ -273,7 +291,7 @@ class Member:
 
     def report(self, report: base.Report) -> Events:
         """Handle that the workers of a round have ended."""
-        if not self.takes_part or report.round != self.row.round:
+        if not self.takes_part or not self._entered <= report.round <= self.row.round:
             return ()
         if self.over:
             self.status = "over"
@@ -294,6 +312,12 @@ class Member:
         if not self.row.leaving and (self.dropped or alone or unexpected):
             self._wait(_OF_ITS_ROUND)  # so others know that nothing of it runs here any more
         return self._follow_header()
+
+    def mend(self, number: int, standing: base.Standing, seconds: float) -> Events:
+        """Handle how this node stands in a round in which workers were lost."""
+        if self.status == "inside" and number == self.row.round:
+            self._change_row(standing=standing, seconds=seconds)
+        return ()
 
     def grant_over(self, seconds: float) -> Events:
         """Handle that neither the store nor the leader has granted anything for `seconds`."""

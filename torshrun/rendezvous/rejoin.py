@@ -57,6 +57,10 @@ class EpochRendezvous(base.Rendezvous):
         if self._node:
             self._node.report(report)
 
+    def mend(self, number: int, standing: base.Standing, seconds: float) -> None:
+        if self._node:
+            self._node.mend(number, standing, seconds)
+
     def hold_growth(self, is_held: bool) -> None:
         """Note whether this node's workers want no node to be added to the job."""
         if self._node:

@@ -135,6 +135,8 @@ class NodeRow:
     outage_timeout: float = 0.0
     standbys: Count = 0
     """Number of processes that wait on it to become workers after a restart."""
+    standing: Literal["", "lost", "parked", "bare", "unable"] = ""
+    """The node's standing (base.Standing) in this round, if workers of it were lost; else ""."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""
     leaving_code: int = 0
@@ -202,7 +204,10 @@ class Header:
     failed: bool = False
     """True if it is closing because of a failure of workers."""
     reason: str = ""
-    """Reason why it is closing."""
+    """Reason why it is closing, or mending."""
+    mending: bool = False
+    """True if its workers are to leave this round, and go on in the next with those that replace
+    the lost ones. That has the next number and the same token, as all nodes stay."""
     delay: float = 0.0
     """Seconds from closing to the next round."""
     drained: tuple[NodeId, ...] = ()

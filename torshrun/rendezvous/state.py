@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from torshrun import exit_codes
-from torshrun.rendezvous import causes
+from torshrun.rendezvous import causes, mending
 from torshrun.rendezvous.actions import Adopt, Close, Conclude, Decision, Form, ListNodes
 from torshrun.rendezvous.base import Outcome, Sequel
 from torshrun.rendezvous.cluster_state import ClusterState
@@ -182,6 +182,10 @@ def _keep_open(view: ClusterState, header: Header, now: float) -> Decision:
     is_adopted = is_anothers and not roster.unaccounted and not roster.apart
     if view.untold or view.misses_untold or is_adopted:
         return Decision(Adopt())
+    if action := mending.step(view, header):
+        return Decision(action)
+    if header.mending:
+        return Decision(None, end, mending.awaited(view, header))
     growth, wait = _growth(view, header, now), _wait(what, end, now) if what else Decision(None)
     return growth if growth.action else min(growth, wait, key=lambda decision: decision.wake)
 

@@ -30,6 +30,7 @@ from torshrun.rendezvous.base import (
     Rendezvous,
     RendezvousEvent,
     Report,
+    Standing,
 )
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.growth import Growth
@@ -77,6 +78,9 @@ class Together(Rendezvous):
     def report(self, report: Report) -> None:
         self._growth.unfollow()
         self._part.report(report)
+
+    def mend(self, number: int, standing: Standing, seconds: float) -> None:
+        self._part.mend(number, standing, seconds)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._end_for_all(code, reason)

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from torshrun.agent import machine
 from torshrun.agent import protocol as m
 from torshrun.config.job import LaunchConfig, RendezvousConfig
-from torshrun.rendezvous.base import NodeAssignment, RoundFormed
+from torshrun.rendezvous.base import (
+    NodeAssignment,
+    RoundClosing,
+    RoundFormed,
+    RoundMended,
+    RoundOver,
+)
 
 KILLED, FAIL = 9, 3 << 8
 CONFIG = LaunchConfig(target="t", nproc_per_node=3, max_restarts=2)
@@ -27,6 +33,16 @@ PLACE = NodeAssignment(
     jax_port=2,
 )
 ALL_JOINED = (m.Joined(0), m.Joined(1), m.Joined(2))
+TOLD_LOST, TOLD_PARKED = m.TellStanding("lost"), m.TellStanding("parked")
+TOGETHER = replace(CONFIG, rendezvous=RendezvousConfig(backend="etcd", endpoints=()))
+
+
+def place(number: int) -> NodeAssignment:
+    return replace(PLACE, round=number, restarts=number)
+
+
+def mended(number: int) -> RoundMended:
+    return RoundMended(place(number))
 
 
 def play(
@@ -43,9 +59,12 @@ def play(
 def test_survivors_park_and_the_lost_worker_is_replaced() -> None:
     state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, KILLED))
     assert machine.summary(state)[0] == "mending"
-    assert done == [m.EndRound()]
-    state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, FAIL), m.Parked(0, 0), m.Parked(0, 2))
-    assert done == [m.EndRound(), m.ReplaceWorkers((1,))]
+    assert done == [m.EndRound(), TOLD_LOST]
+    parked = (*ALL_JOINED, m.WorkerEnded(0, 1, FAIL), m.Parked(0, 0), m.Parked(0, 2))
+    state, done = play(*parked)
+    assert done == [m.EndRound(), TOLD_LOST, TOLD_PARKED]
+    state, done = play(*parked, mended(1))
+    assert done[-1] == m.ReplaceWorkers((1,), place(1))
     assert isinstance(state, machine.Running)
     assert (state.attempt.round, state.attempt.restarts) == (1, 1)
     assert state.alive == {0, 1, 2}
@@ -59,7 +78,7 @@ def test_survivors_park_and_the_lost_worker_is_replaced() -> None:
         ((*ALL_JOINED, m.Left(2)), CONFIG),
         ((), CONFIG),
         (ALL_JOINED, replace(CONFIG, max_restarts=0)),
-        (ALL_JOINED, replace(CONFIG, rendezvous=RendezvousConfig(backend="etcd", endpoints=()))),
+        ((), TOGETHER),
         ((*ALL_JOINED, m.WorkerEnded(0, 0, 0)), CONFIG),
         ((*ALL_JOINED, m.Noticed(10)), CONFIG),
     ],
@@ -82,10 +101,11 @@ def test_who_waits_hears_of_a_worker_that_has_ended_well() -> None:
 
 def test_a_replacement_gets_the_notice_that_came_before_it_was_started() -> None:
     lost = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Noticed(10))
-    _, done = play(*lost, m.Parked(0, 2), m.Joined(0), m.Joined(1))
-    assert done[1:] == [m.PassOn(10), m.ReplaceWorkers((1,)), m.PassOn(10, True, 1)]
+    _, done = play(*lost, m.Parked(0, 2), mended(1), m.Joined(0), m.Joined(1))
+    assert m.PassOn(10) in done
+    assert done[-2:] == [m.ReplaceWorkers((1,), place(1)), m.PassOn(10, True, 1)]
     _, done = play(*REPLACED, m.Noticed(10), m.Joined(1))
-    assert done[2:] == [m.PassOn(10)]
+    assert done[-1] == m.PassOn(10)
 
 
 def test_who_does_not_park_is_killed_and_replaced_too() -> None:
@@ -93,7 +113,9 @@ def test_who_does_not_park_is_killed_and_replaced_too() -> None:
     _, done = play(*lost, m.ParkingOver(0))
     assert done[-1] == m.KillWorkers((2,))
     _, done = play(*lost, m.ParkingOver(0), m.WorkerEnded(0, 2, KILLED))
-    assert done[-1] == m.ReplaceWorkers((1, 2))
+    assert done[-1] == TOLD_PARKED
+    _, done = play(*lost, m.ParkingOver(0), m.WorkerEnded(0, 2, KILLED), mended(1))
+    assert done[-1] == m.ReplaceWorkers((1, 2), place(1))
 
 
 def test_when_all_survivors_die_the_round_has_failed() -> None:
@@ -103,30 +125,32 @@ def test_when_all_survivors_die_the_round_has_failed() -> None:
     assert state.cause == "failure"
 
 
-REPLACED = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Parked(0, 2))
+LOST_AND_PARKED = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Parked(0, 2))
+REPLACED = (*LOST_AND_PARKED, mended(1))
 
 
 def test_a_replacement_that_dies_before_it_joins_is_replaced() -> None:
-    state, done = play(*REPLACED, m.WorkerEnded(1, 1, FAIL), m.Parked(1, 0), m.Parked(1, 2))
-    assert done[-1] == m.ReplaceWorkers((1,))
+    lost = (*REPLACED, m.WorkerEnded(1, 1, FAIL), m.Parked(1, 0), m.Parked(1, 2))
+    state, done = play(*lost, mended(2))
+    assert done[-1] == m.ReplaceWorkers((1,), place(2))
     assert state.attempt.restarts == 2
 
 
 def test_a_replacement_that_has_not_joined_need_not_park() -> None:
     _, done = play(*REPLACED, m.WorkerEnded(1, 0, KILLED), m.Parked(1, 2))
-    assert done[-1] == m.ReplaceWorkers((0,))
+    assert done[-1] == TOLD_PARKED
 
 
 def test_an_end_that_was_noted_before_the_round_was_formed_counts() -> None:
     state, done = play(*REPLACED, m.WorkerEnded(0, 2, KILLED))
     assert isinstance(state, machine.Mending)
     assert state.lost == {2}
-    assert done[-1] == m.EndRound()
+    assert done[-2:] == [m.EndRound(), TOLD_LOST]
 
 
 def test_the_last_loss_of_the_budget_stops_all() -> None:
     spent = (*REPLACED, m.Joined(1), m.WorkerEnded(1, 0, FAIL), m.Parked(1, 1), m.Parked(1, 2))
-    state, _ = play(*spent, m.Joined(0), m.WorkerEnded(2, 2, KILLED))
+    state, _ = play(*spent, mended(2), m.Joined(0), m.WorkerEnded(2, 2, KILLED))
     assert isinstance(state, machine.Stopping)
 
 
@@ -139,11 +163,81 @@ def test_of_a_hang_only_the_suspect_is_killed() -> None:
     assert isinstance(state, machine.Stopping)
 
 
+def test_a_hang_of_another_node_is_left_to_its_agent_once() -> None:
+    hung = m.Hung(0, 15, 0, "elsewhere")
+    state, done = play(*ALL_JOINED, hung, config=TOGETHER)
+    assert done == [m.WatchOn()]
+    assert isinstance(state, machine.Running)
+    state, _ = play(*ALL_JOINED, hung, hung, config=TOGETHER)
+    assert isinstance(state, machine.Stopping)
+    over = (*ALL_JOINED, RoundOver(0, "another"), m.Parked(0, 0), m.Parked(0, 1), m.Parked(0, 2))
+    _, done = play(*over, mended(1), m.Hung(1, 15, 0, "unknown"), config=TOGETHER)
+    assert done[-1] == m.WatchOn()
+    _, done = play(*ALL_JOINED, m.Hung(0, 15, 0, "unknown"), config=TOGETHER)
+    assert done == [m.KillWorkers((0,), is_hang=True)]
+
+
 def test_a_request_to_stop_ends_the_mending() -> None:
     state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.StopRequested(15))
     assert isinstance(state, machine.Stopping)
     assert state.cause == "signal"
     assert isinstance(done[-1], m.Leave)
+
+
+def test_workers_of_a_node_park_when_another_has_lost_some() -> None:
+    over = (*ALL_JOINED, RoundOver(0, "another"), m.Parked(0, 0), m.Parked(0, 1), m.Parked(0, 2))
+    state, done = play(*over, config=TOGETHER)
+    assert done == [m.EndRound(), TOLD_PARKED]
+    state, done = play(*over, mended(1), config=TOGETHER)
+    assert done[-1] == m.ReplaceWorkers((), place(1))
+    assert isinstance(state, machine.Running)
+    assert state.joined == {0, 1, 2}
+
+
+def test_a_node_whose_workers_cannot_go_on_says_so() -> None:
+    state, done = play(m.Joined(0), m.Joined(1), RoundOver(0, "another"), config=TOGETHER)
+    assert done == [m.TellStanding("unable")]
+    over = (*ALL_JOINED, RoundOver(0, "another"), m.Left(2))
+    state, done = play(*over, config=TOGETHER)
+    assert done[-1] == m.TellStanding("unable")
+    closing = RoundClosing(round=0, reason="they cannot", failed=True)
+    state, _ = play(*over, closing, config=TOGETHER)
+    assert isinstance(state, machine.Stopping)
+    assert state.cause == "closing"
+
+
+def test_with_other_nodes_all_workers_of_one_may_be_lost() -> None:
+    lost = [m.WorkerEnded(0, rank, KILLED) for rank in (1, 0, 2)]
+    state, done = play(*ALL_JOINED, *lost, config=TOGETHER)
+    assert done == [m.EndRound(), TOLD_LOST, m.TellStanding("bare")]
+    state, done = play(*ALL_JOINED, *lost, mended(1), config=TOGETHER)
+    assert done[-1] == m.ReplaceWorkers((0, 1, 2), place(1))
+    assert state.fresh == {0, 1, 2}  # type: ignore[union-attr]
+
+
+def test_who_dies_after_all_have_parked_is_replaced_in_the_same_round() -> None:
+    _, done = play(
+        *LOST_AND_PARKED, m.WorkerEnded(0, 0, KILLED), m.WorkerEnded(0, 2, KILLED), config=TOGETHER
+    )
+    assert done[-2:] == [TOLD_PARKED, m.TellStanding("bare")]
+
+
+def test_a_round_that_closes_while_workers_park_has_failed_where_some_were_lost() -> None:
+    closing = RoundClosing(round=0, reason="another node was lost", failed=False)
+    state, _ = play(*LOST_AND_PARKED, closing, config=TOGETHER)
+    assert isinstance(state, machine.Stopping)
+    assert state.cause == "failure"
+
+
+def test_a_node_that_fails_passes_over_a_mended_round() -> None:
+    """The round after it closes, and this node reports the one that it knows."""
+    stopped = (*LOST_AND_PARKED, m.StopRequested(15), mended(1))
+    state, _ = play(*stopped, config=TOGETHER)
+    assert isinstance(state, machine.Stopping)
+    closing = RoundClosing(round=1, reason="a node leaves", failed=False)
+    state, _ = play(*stopped, closing, config=TOGETHER)
+    assert isinstance(state, machine.Stopping)
+    assert state.decided == closing
 
 
 RANK = st.integers(0, 2)
@@ -160,7 +254,7 @@ EVENTS = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(EVENTS, max_size=25))
 def test_whatever_happens_somebody_is_waited_for(events: list[m.Event]) -> None:
-    """Workers die once; while the machine mends, survivors have still to park."""
+    """Workers die once; when all survivors have parked the next round is asked for, once."""
     state: machine.State = machine.Waiting()
     for event in (RoundFormed(PLACE), *events):
         if isinstance(event, m.WorkerEnded) and event.rank not in getattr(state, "alive", ()):
@@ -171,8 +265,11 @@ def test_whatever_happens_somebody_is_waited_for(events: list[m.Event]) -> None:
         ) else event  # fmt: skip
         state, done = machine.handle(CONFIG, state, now)
         if isinstance(state, machine.Mending):
-            assert frozenset() < state.awaited <= state.joined <= state.alive
+            assert state.awaited <= state.joined <= state.alive
             assert not state.lost & state.alive
+            assert bool(state.awaited) == (TOLD_PARKED not in done)
+            if TOLD_PARKED in done:
+                state, done = machine.handle(CONFIG, state, mended(state.attempt.round + 1))
         if isinstance(state, machine.Running) and any(
             isinstance(each, m.ReplaceWorkers) for each in done
         ):
