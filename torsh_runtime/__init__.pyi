@@ -153,6 +153,7 @@ from torsh_runtime.errors import (
     GradientError as GradientError,
     PeerLost as PeerLost,
     PipelineError as PipelineError,
+    StateCorrupted as StateCorrupted,
     StoreError as StoreError,
     StoreTimeout as StoreTimeout,
     TorshError as TorshError,

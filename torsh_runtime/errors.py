@@ -277,6 +277,66 @@ class GradientError(TorshError, RuntimeError):
         return type(self), (self.problems,), self.__dict__
 
 
+class StateCorrupted(TorshError):
+    """Reports that ranks that are to have the same state have different bits.
+
+    All ranks raise it. elastic.join() heals a minority from the others, where it may.
+
+    Attributes:
+        step: The number of the step that begins with that state.
+        ranks: The ranks whose bits differ from those of the majority; all, if there is none.
+        hosts: Their hosts, in the order of ranks.
+        part: The first part of the state that differs, such as "model/0.weight".
+        healthy: The ranks from which the others can be healed; () if they are not to be healed.
+
+    Example:
+        ```python
+        try:
+            train(job)
+        except tr.StateCorrupted as error:
+            print(error.hosts)
+            raise
+        ```
+    """
+
+    def __init__(
+        self,
+        step: int,
+        ranks: Sequence[int],
+        hosts: Sequence[str],
+        part: str,
+        healthy: Sequence[int] = (),
+        has_majority: bool = True,
+    ) -> None:
+        self.step, self.ranks, self.hosts, self.part = step, tuple(ranks), tuple(hosts), part
+        self.healthy, self.has_majority = tuple(healthy), has_majority
+        self.blame = Blame("mismatch", self.ranks, "", dict(zip(ranks, hosts, strict=True)))
+        super().__init__(
+            f"{self.account()}: resume from a checkpoint of before, and without that host if it "
+            f"happens again"
+        )
+
+    def account(self) -> str:
+        """Return which ranks have other bits, and where.
+
+        Example:
+            ```python
+            print(error.account())  # rank 1 (host a) has other bits than most ranks in …
+            ```
+        """
+        pairs = zip(self.ranks, self.hosts, strict=True)
+        who = ", ".join(f"rank {rank} (host {host})" for rank, host in pairs)
+        have = "has" if len(self.ranks) == 1 else "have"
+        what = "other bits than most ranks" if self.has_majority else "different bits"
+        where = f"in the state at the beginning of step {self.step}, first in {self.part}"
+        why = "" if self.has_majority else ", and no majority has the same"
+        return f"{who} {have} {what} {where}{why}; memory or a processor there may be faulty"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = self.step, self.ranks, self.hosts, self.part, self.healthy, self.has_majority
+        return type(self), facts, self.__dict__
+
+
 class CommTimeout(CommError, TimeoutError):
     """Reports that an operation passed its deadline. It is a TimeoutError, too.
 

@@ -226,6 +226,22 @@ SCHEMA: Mapping[str, Kind] = {
             "seconds": Fact("number", "Seconds until the next stage."),
         },
     ),
+    "state_corrupted": Kind(
+        "Workers that are to have the same state have different bits, as elastic.join() has found.",
+        {
+            "step": Fact("integer", "The step that begins with that state."),
+            "ranks": Fact("integers", "Ranks whose bits differ from those of most ranks."),
+            "hosts": Fact("texts", "Their hosts, in the order of ranks."),
+            "part": Fact("text", "The first part of the state that differs."),
+            "sequel": Fact(
+                "text",
+                "Whether they are healed from the others, or the training ends.",
+                ("healed", "ended"),
+            ),
+            "certain": Fact("boolean", "Whether most ranks agree; else ranks has all ranks."),
+            "suspects": Fact("texts", "Those of the hosts where it has happened before."),
+        },
+    ),
     "round_ended": Kind(
         "No process of the round is left on this node.",
         {

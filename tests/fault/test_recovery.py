@@ -17,6 +17,8 @@ import pytest
 from support.launcher import Launcher
 from support.processes import soon
 
+from torsh_runtime.elastic.rounds import NOTICE
+
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
 RANKS = 3
 PRELOAD = {"nn": "--preload=auto", "torch": "--preload=torch"}
@@ -235,6 +237,8 @@ def test_a_finding_belongs_to_the_round_that_was_lost(torshrun: Launcher) -> Non
     told = [json.loads(line) for line in events.read_text().splitlines()]
     found = [(each["round"], each["ranks"]) for each in told if each["event"] == "root_cause"]
     assert found == [(0, [1]), (1, [2])]
+    failed = [(each["round"], each["rank"]) for each in told if each["event"] == "worker_failed"]
+    assert failed == [(0, 1), (1, 2)]
     kept = sorted(path.parent.name for path in logs.rglob("finding_0.json"))
     assert kept == ["attempt_0", "attempt_1"]
 
@@ -302,7 +306,7 @@ def test_what_follows_a_lost_block_and_what_a_loader_draws_change_nothing(
 
 def test_a_schedule_that_ranks_have_at_different_steps_is_named(torshrun: Launcher) -> None:
     launch = ("--nproc-per-node=2", "--max-restarts=1", torshrun.script(OTHER_PROGRAM))
-    code, _, err = torshrun.run(*launch, "log", "1", "7")
+    code, _, err = torshrun.run(*launch, "log", "1", "0")
     assert code == 79, err
     assert "replaced while the others continue" in err
     assert "ranks have parts of different states, such as a schedule" in err
@@ -330,3 +334,150 @@ def test_when_all_are_lost_all_start_again(torshrun: Launcher) -> None:
     assert out.count("done 1") == 2
     assert "restarting" in err
     assert "replaced" not in err
+
+
+def test_an_early_exit_with_code_0_ends_the_round_at_once(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        import torsh_runtime as tr
+        from torsh_runtime import nn, optim
+        tr.init_process_group()
+        nn.manual_seed(0)
+        model = tr.DistributedDataParallel(nn.Linear(2, 1))
+        job = tr.elastic.join(model=model, optimizer=optim.SGD(model.parameters(), lr=0.1))
+        for step in job.steps(9):
+            with step:
+                if rank == 1 and step.number == 3:
+                    print("left", time.monotonic(), flush=True)
+                    sys.exit(0)
+                try:
+                    step.commit()
+                except tr.CommError:
+                    print("lost", time.monotonic(), flush=True)
+                    raise
+        """
+    )
+    events = torshrun.folder / "events"
+    code, out, err = torshrun.run(
+        "--nproc-per-node=3", "--max-restarts=1", f"--events={events}", script
+    )
+    assert code == 79, err
+    assert "rank 1 ended too early: with exit code 0, while ranks 0, 2 still needed it" in err
+    assert "rank 1 was lost during elastic.join(): it has ended with exit code 0" in err
+    assert "replaced" not in err.replace("not replaced", "")
+    lost = [float(at) for at in re.findall(r"lost (\S+)", out)]
+    assert len(lost) == 4
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    ends = [each["time"] for each in told if each["event"] == "worker_exited"]
+    assert max(ends[:3]) - min(ends[:3]) < NOTICE / 2
+
+
+BEHIND_A_COLLECTIVE = """
+    import numpy as np
+    import torsh_runtime as tr
+    from torsh_runtime import nn, optim
+    tr.init_process_group()
+    nn.manual_seed(0)
+    model = tr.DistributedDataParallel(nn.Linear(2, 1))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    schedule = optim.StepLR(optimizer, step_size=4, gamma=0.9)
+    job = tr.elastic.join(model=model, optimizer=optimizer, schedule=schedule)
+    for step in job.steps(9):
+        with step:
+            step.commit()
+            if rank == 1 and step.number == 5 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                os.kill(os.getpid(), signal.SIGKILL)
+            tr.all_reduce(np.ones(1))
+            schedule.step()
+    """
+
+
+def test_a_schedule_that_a_lost_collective_would_hold_back_is_named(torshrun: Launcher) -> None:
+    script = torshrun.script(BEHIND_A_COLLECTIVE)
+    code, _, err = torshrun.run("--nproc-per-node=2", "--max-restarts=1", script)
+    assert code == 0, err  # all start again
+    assert "a worker was lost after the commit of step 5 and before 'schedule' was changed" in err
+    assert "change it directly after step.commit(), before anything communicates" in err
+
+
+def test_what_a_lost_worker_had_started_ends_with_its_replacement(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        import subprocess
+        import torsh_runtime as tr
+        from torsh_runtime import nn, optim
+        children = [
+            subprocess.Popen(["sh", "-c", "sleep 1000; true"]),
+            subprocess.Popen(["sleep", "1000"], start_new_session=True),
+        ]
+        tr.init_process_group()
+        nn.manual_seed(0)
+        model = tr.DistributedDataParallel(nn.Linear(2, 1))
+        job = tr.elastic.join(model=model, optimizer=optim.SGD(model.parameters(), lr=0.1))
+        print("started", rank, *[each.pid for each in children], flush=True)
+        for step in job.steps(4):
+            with step:
+                if rank == 1 and step.number == 2 and "TORSH_REPLACEMENT" not in os.environ:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step.commit()
+        print("through", flush=True)
+        while not os.path.exists("looked"):
+            time.sleep(0.05)
+        for each in children:
+            each.kill()
+        """
+    )
+    out_path = torshrun.folder / "out"
+    with out_path.open("w") as file:
+        process = torshrun.start("--nproc-per-node=2", "--max-restarts=1", script, stdout=file)
+        try:
+            assert soon(lambda: out_path.read_text().count("through") == 2, 60)
+            started = re.findall(r"started (\d) (\d+) (\d+)", out_path.read_text())
+            pids: dict[str, list[list[int]]] = {rank: [] for rank in "01"}
+            for rank, *own in started:
+                pids[rank].append([int(pid) for pid in own])
+            assert soon(lambda: not any(map(is_running, pids["1"][0])), 10)
+            assert all(map(is_running, [*pids["0"][0], *pids["1"][1]]))
+        finally:
+            (torshrun.folder / "looked").touch()
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+
+
+def is_running(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_replacement_gets_the_notice_that_came_before_it_was_started(torshrun: Launcher) -> None:
+    script = torshrun.script(
+        """
+        import torsh_runtime as tr
+        from torsh_runtime import nn, optim
+        got = []
+        signal.signal(signal.SIGUSR1, lambda *_: got.append(1))
+        tr.init_process_group()
+        nn.manual_seed(0)
+        model = tr.DistributedDataParallel(nn.Linear(2, 1))
+        job = tr.elastic.join(model=model, optimizer=optim.SGD(model.parameters(), lr=0.1))
+        for step in job.steps(4):
+            with step:
+                if rank == 1 and step.number == 2 and "TORSH_REPLACEMENT" not in os.environ:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                while rank == 0 and step.number == 2 and not os.path.exists("noticed"):
+                    time.sleep(0.01)  # so the others wait until this rank has parked
+                while step.number == 3 and not got:
+                    time.sleep(0.01)
+                step.commit()
+        print("through", rank, len(got), flush=True)
+        """
+    )
+    events = torshrun.folder / "events"
+    process = torshrun.start("--nproc-per-node=3", "--max-restarts=1", f"--events={events}", script)
+    assert soon(lambda: events.exists() and "worker_exited" in events.read_text(), 60)
+    process.send_signal(signal.SIGUSR1)
+    assert soon(lambda: '"notice"' in events.read_text())
+    (torshrun.folder / "noticed").touch()
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert sorted(re.findall(r"through .*", out)) == [f"through {rank} 1" for rank in range(3)]
+    assert "replaced while the others continue" in err

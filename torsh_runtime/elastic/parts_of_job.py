@@ -61,9 +61,9 @@ class Parts:
     def __init__(self, named: Mapping[str, Any], group: ProcessGroup | None) -> None:
         """Sort the parts. Raises ConfigError for one that cannot be recovered, by name."""
         self.named, self._group = dict(named), group
-        self._is_sharded = any(is_model(each) and shardings_of(each) for each in named.values())
+        self.is_sharded = any(is_model(each) and shardings_of(each) for each in named.values())
         for name, part in named.items():
-            if problem := _problem(part, group, self._is_sharded):
+            if problem := _problem(part, group, self.is_sharded):
                 raise ConfigError(f"tr.elastic.join() cannot recover {name!r}: {problem}")
         self._models = [each for each in named.values() if is_model(each)]
         self._optimizers = [each for each in named.values() if is_optimizer(each)]
@@ -82,7 +82,7 @@ class Parts:
         """What protects parts of which each rank has a share alone; None if there are none."""
         self.alike: Mapping[str, Any] = self.named
         """What all ranks have alike and one gives to another, by name."""
-        if self._is_sharded:
+        if self.is_sharded:
             self.alike = {
                 **self._others,
                 "the options of the optimizers": Options(self._optimizers),
@@ -93,7 +93,7 @@ class Parts:
 
     def protect(self) -> None:
         """Protect the parts that are sharded, if any are, from the loss of a worker."""
-        if self._is_sharded and self._group is not None and self._group.world_size > 1:
+        if self.is_sharded and self._group is not None and self._group.world_size > 1:
             models = {name: each for name, each in self.named.items() if is_model(each)}
             optimizers = {name: each for name, each in self.named.items() if is_optimizer(each)}
             self.shards = Shards(models, optimizers, self._group)
@@ -150,11 +150,18 @@ class Parts:
             [options_of(each) for each in self._optimizers],
         )
 
+    def states(self) -> Mapping[str, Any]:
+        """Return the states of parts that are neither models nor optimizers, by name, as the
+        present step has begun, or as they are between steps."""
+        if self._kept is not None:
+            return self._kept.states
+        return {name: each.state_dict() for name, each in self._others.items()}
+
     def digest(self) -> int:
         """Return a checksum of the present step's states of what a commit does not change."""
         assert self._kept is not None
-        told = repr((self._kept.states, self._kept.options))
-        return xxh3_64_intdigest(_ADDRESS.sub("", told).encode()) >> 1
+        told = described((self._kept.states, self._kept.options))
+        return xxh3_64_intdigest(told.encode()) >> 1
 
     def forget(self) -> None:
         """Forget what was remembered: the state is to stay as it is."""
@@ -171,10 +178,14 @@ class Parts:
         for optimizer, options in zip(self._optimizers, self._kept.options, strict=True):
             give_options(optimizer, options)
 
-    def begin_anew(self) -> None:
-        """Drop gradients that were being averaged, and batches that were drawn."""
+    def drop_progress(self) -> None:
+        """Drop the gradients and the batches of a step that is to be repeated."""
         self.batches.go_back()
         self.drop_gradients()
+
+    def begin_anew(self) -> None:
+        """Drop a step that is to be repeated, of a group that is being configured anew."""
+        self.drop_progress()
         for model in () if self._group is None else [*self._group.wrappers]:
             model.begin_anew()
 
@@ -191,6 +202,11 @@ class Parts:
     def _buffers(self) -> Iterator[Any]:
         for model in self._models:
             yield from (buffer for _, buffer in model.named_buffers())
+
+
+def described(state: object) -> str:
+    """Return a description of a state that copies and other processes give, too."""
+    return _ADDRESS.sub("", repr(state))
 
 
 def _guard(optimizer: Any, is_refused: Callable[[], bool]) -> None:

@@ -3,11 +3,12 @@ it which round is over."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
 from torsh_runtime.contract import RECOVERY
-from torsh_runtime.errors import CommError, StoreError, StoreTimeout
+from torsh_runtime.errors import PeerLost, StateCorrupted, StoreError, StoreTimeout, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.status import own_page
@@ -54,11 +55,23 @@ class Rounds:
         self._left.set()
         self._store.put(f"left/{self._start}/{self._rank}", b"")
 
-    def next(self, lost: CommError, longest: float) -> None:
+    def note_corrupted(self, found: StateCorrupted) -> None:
+        """Tell the agent which ranks have a corrupt state, and whether they are healed."""
+        facts = {
+            "step": found.step,
+            "ranks": found.ranks,
+            "hosts": found.hosts,
+            "part": found.part,
+            "sequel": "healed" if found.healthy else "ended",
+            "certain": found.has_majority,
+        }
+        self._store.put(f"corrupted/{self._start}/{self._rank}", json.dumps(facts).encode())
+
+    def next(self, lost: TorshError, longest: float) -> None:
         """Leave the present round, which has to be over, and wait until the next one is formed.
 
         The wait for it has no limit: the agent forms it or ends this process. Raises `lost` if the
-        round is not over.
+        round is not over, and PeerLost if a rank has ended well, so that none follows.
 
         Args:
             lost: The error with which the round ended here.
@@ -67,9 +80,13 @@ class Rounds:
         """
         self._say("waits to hear that the round is over")
         try:
-            self._store.wait([f"over/{self.number}"], self._notice)
+            key = f"over/{self.number}"
+            exited = self._store.wait([key], self._notice)[key].value
         except StoreTimeout:
             raise lost from None
+        if exited:
+            how = "it has ended with exit code 0 before the last step, so it is not replaced"
+            raise PeerLost(int(exited), "elastic.join()", 0, how) from lost
         self._left.set()
         self._store.put(f"parked/{self.number}/{self._rank}", f"{longest:.3f}".encode())
         self._say("parked: waits for the next round")

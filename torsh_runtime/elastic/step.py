@@ -7,11 +7,13 @@ from enum import Enum, auto
 from types import TracebackType
 from typing import Any, Protocol
 
-from torsh_runtime.errors import CommAborted, CommError, ConfigError, PeerLost
+from torsh_runtime.errors import CommAborted, ConfigError, PeerLost, StateCorrupted, TorshError
 from torsh_runtime.status import report_step
 
 LOST = (PeerLost, CommAborted)
 """The errors with which operations end when a worker of the round is lost."""
+_REPEATED = (*LOST, StateCorrupted)
+"""The errors after which a step may be repeated."""
 
 
 class StepState(Enum):
@@ -39,8 +41,11 @@ class Protecting(Protocol):
     def commit(self) -> None:
         """Agree with all ranks that the step is done, and only then change the state."""
 
-    def recover(self, lost: CommError) -> None:
-        """Wait for the other ranks in the next round, and go back to the last commit."""
+    def recover(self, lost: TorshError) -> None:
+        """Go back to the last commit, with the other ranks, or raise the error."""
+
+    def check_complete(self) -> None:
+        """Raise ConfigError if a part would miss a change, as the block was left after commit()."""
 
     def note_time(self, seconds: float) -> None:
         """Note how long a step took."""
@@ -64,6 +69,8 @@ class Step:
         """The number of the step, from 0."""
         self.is_lost = False
         """Whether a worker was lost before this rank has committed the step."""
+        self.has_failed = False
+        """Whether an error has left the block."""
         self._state = StepState.NEW
         self._begun = 0.0
 
@@ -137,11 +144,13 @@ class Step:
         trace: TracebackType | None,
     ) -> bool:
         was_committed = self._state is StepState.COMMITTED
-        self._state = StepState.CLOSED
+        self._state, self.has_failed = StepState.CLOSED, True
         self._training.note_time(time.monotonic() - self._begun)
-        if isinstance(error, LOST):
+        if isinstance(error, _REPEATED):
+            if was_committed:
+                self._training.check_complete()
             self._training.recover(error)
-            self.is_lost = not was_committed
+            self.is_lost, self.has_failed = not was_committed, False
             return True
         if error is None and not was_committed:
             raise ConfigError(
@@ -149,6 +158,7 @@ class Step:
                 f"step.commit() at the end of the block. If an `except` in it catches CommError, "
                 f"let the error out, because the ranks meet again only outside of the block"
             )
+        self.has_failed = error is not None
         return False
 
     def _check_open(self, call: str) -> None:

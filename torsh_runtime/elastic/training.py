@@ -6,8 +6,8 @@ import os
 import random
 import sys
 import traceback
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -15,12 +15,13 @@ from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.elastic.hashes import Checks, tell
 from torsh_runtime.elastic.healing import Holding, check_same, heal, hold
-from torsh_runtime.elastic.parts_of_job import Parts
+from torsh_runtime.elastic.parts_of_job import Parts, described
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.step import LOST, Step
 from torsh_runtime.elastic.torchs import torchs_default
-from torsh_runtime.errors import CheckpointError, CommError, ConfigError
+from torsh_runtime.errors import CheckpointError, ConfigError, StateCorrupted, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.parallel.state import Contents
@@ -33,7 +34,13 @@ _TOTAL = (
 )
 
 
-def join(*, seed: int = 0, **parts: Any) -> Training:
+def join(
+    *,
+    seed: int = 0,
+    check_every: int = 0,
+    on_corruption: Literal["heal", "end"] = "heal",
+    **parts: Any,
+) -> Training:
     """Let this training go on without restarts when workers are lost.
 
     When a worker dies, torshrun replaces that worker alone. The others keep their processes, leave
@@ -45,6 +52,12 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
 
     Args:
         seed: With the step and the rank, the seed of the random numbers of each step.
+        check_every: The number of steps after which ranks compare checksums of their parameters,
+            optimizer states and other parts, to find bits that faulty hardware has changed. 0 is
+            never.
+        on_corruption: What follows if a minority of ranks has other bits: "heal" gives them the
+            others' state and repeats the step, "end" raises StateCorrupted. Without a majority it
+            is always raised.
         **parts: The model, wrapped in tr.DistributedDataParallel or tr.FullyShardedDataParallel or
             not at all, its optimizer, and whatever else changes from step to step and has a
             state_dict(): an ElasticSampler, a learning rate schedule.
@@ -79,10 +92,11 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
         _check_group(group)
         if isinstance(group, JobGroup):
             group.protect()
+        checks = Checks(own, check_every, on_corruption)
     if group is not None and group.is_unmet:
         if attempt.error is not None:
             raise attempt.error
-        training = Training(own, group, seed, _rounds(group))
+        training = Training(own, group, seed, _rounds(group), checks)
         training.replace()
     else:
         held = Holding(Contents(), [], attempt.error)
@@ -92,7 +106,7 @@ def join(*, seed: int = 0, **parts: Any) -> Training:
             check_same(group, held)
         if held.problem is not None:
             raise held.problem
-        training = Training(own, group, seed, _rounds(group))
+        training = Training(own, group, seed, _rounds(group), checks)
         training.begin()
     _joined = True
     return training
@@ -115,10 +129,16 @@ class Training:
     """
 
     def __init__(
-        self, parts: Parts, group: ProcessGroup | None, seed: int, rounds: Rounds | None
+        self,
+        parts: Parts,
+        group: ProcessGroup | None,
+        seed: int,
+        rounds: Rounds | None,
+        checks: Checks,
     ) -> None:
         """Hold the parts. `rounds` is None if nobody replaces lost workers."""
         self._parts, self._group, self._seed, self._rounds = parts, group, seed, rounds
+        self._checks = checks
         if rounds is not None and isinstance(group, JobGroup):
             group.recovers()
         self.number = 0
@@ -129,6 +149,8 @@ class Training:
         """Whether this rank has the whole state of the steps before `number`."""
         self._is_met_anew = False
         """Whether no step was committed since the ranks have met after a loss."""
+        self._begun: list[tuple[int, Mapping[str, Any]]] = []
+        """The last two steps, with the states of parts with which they have begun."""
         self._total = _NOTHING
         """The number of all steps, once steps() was called."""
         if rounds is not None:
@@ -170,6 +192,7 @@ class Training:
             )
         self._total = total
         self._parts.guard()
+        step: Step | None = None
         try:
             while True:
                 while self.number < total:
@@ -182,9 +205,10 @@ class Training:
                     return
         finally:
             self._parts.forget()
-            if self._rounds is not None:
+            has_failed = step is not None and step.has_failed
+            if self._rounds is not None and not has_failed:  # or its end counts as a loss
                 self._rounds.leave()
-                self._rounds = None
+            self._rounds = None
 
     def begin(self) -> None:
         """Begin with the state as it is, which is the same on all ranks."""
@@ -204,11 +228,18 @@ class Training:
             self.recover(lost)
         self._rounds.join()
 
-    def recover(self, lost: CommError) -> None:
-        """Go back to the last commit, with the other ranks in the next round.
+    def recover(self, lost: TorshError) -> None:
+        """Go back to the last commit, with the other ranks, in the next round if one was lost.
 
-        Raises `lost` if the round is not over, as after an abort() of the program's own.
+        Raises `lost` if the round is not over, as after an abort() of the program's own, and if
+        the state is corrupt and not to be healed.
         """
+        try:
+            if isinstance(lost, StateCorrupted):
+                self._heal_corrupted(lost)
+                return
+        except LOST as again:
+            lost = again
         rounds = self._rounds
         if rounds is None:
             raise lost
@@ -220,6 +251,20 @@ class Training:
                 return
             except LOST as again:
                 lost = again
+
+    def _heal_corrupted(self, found: StateCorrupted) -> None:
+        """Give the ranks whose state is corrupt that of the others; raise the error if that is not
+        to be."""
+        if self.rank == found.ranks[0]:
+            tell(found, self._rounds)
+        if not found.healthy:
+            raise found
+        self._is_whole = self.rank in found.healthy
+        group = self._group
+        assert group is not None
+        own = self._hold(group)
+        self._parts.drop_progress()
+        self._heal(own, found.healthy)
 
     def _meet(self, rounds: Rounds) -> None:
         group = self._group
@@ -237,19 +282,25 @@ class Training:
                 "from a checkpoint"
             )
         whole = [rank for rank, number in enumerate(held) if number == newest]
-        healing = [rank for rank in range(size) if rank not in whole]
         if self._is_whole:  # once more: what was under way has ended by now
             self._parts.go_back()
         self._parts.share_anew()
-        if healing:
+        if len(whole) < size:
             self._is_whole = rank in whole  # what is being filled is empty until it is complete
-            own = own if self._is_whole else None
             self._parts.restore_shards(held)
-            heal(group, self._parts.alike, own, whole, healing)
-        if not self._is_whole:
-            self._parts.forget()
+        self._heal(own, whole)
         self.number = newest
         self._parts.begin_to_protect(newest)
+
+    def _heal(self, own: Holding | None, whole: Sequence[int]) -> None:
+        """Give all ranks the state of those that are whole. own: that state, on these ranks."""
+        group = self._group
+        assert group is not None
+        healing = [rank for rank in range(group.world_size) if rank not in whole]
+        if healing:
+            heal(group, self._parts.alike, own if self._is_whole else None, whole, healing)
+        if not self._is_whole:
+            self._parts.forget()
         self._parts.keep()
         self._is_whole = self._is_met_anew = True
 
@@ -266,6 +317,9 @@ class Training:
     def begin_step(self) -> None:
         """Remember the state, and seed the generators for this step of this rank."""
         self._parts.keep()
+        before = [each for each in self._begun if each[0] != self.number]
+        self._begun = [*before[-1:], (self.number, self._parts.states())]
+        self._checks.begin(self.number)
         given = np.random.SeedSequence((self._seed, self.number, self.rank))
         first, second = (int(each) for each in given.generate_state(2, np.uint32))
         random.seed(first)
@@ -289,22 +343,21 @@ class Training:
         self._parts.prepare_commit(self.number)
         group = self._group
         if group is not None:
-            own = [self.number]
-            if self._is_met_anew:
-                own += self._total, self._parts.digest()
+            own = [self.number, self._checks.checksum()]
+            own += [self._total, self._parts.digest()] if self._is_met_anew else [0, 0]
             votes = group.all_gather_numbers(np.array(own, np.int64))
-            voted = votes[:, 0].tolist()
+            voted, checksums, totals, _ = votes.T.tolist()
             if len({*voted}) > 1:
                 raise ConfigError(
                     f"ranks commit different steps: {', '.join(map(str, voted))}, by rank. All "
                     f"ranks must take the same steps"
                 )
-            totals = votes[:, 1].tolist() if self._is_met_anew else []
             if len({*totals}) > 1:
                 raise ConfigError(
                     f"after the loss of a worker ranks were given other numbers of steps: "
                     f"{', '.join(map(str, totals))}, by rank. {_TOTAL}"
                 )
+            self._checks.compare(group, self.number, checksums)
             if (votes != votes[0]).any():
                 raise ConfigError(
                     "after the loss of a worker ranks have parts of different states, such as a "
@@ -320,17 +373,36 @@ class Training:
         self._is_whole = True
         self._parts.begin_to_protect(self.number)
 
+    def check_complete(self) -> None:
+        """Raise ConfigError if a part would miss a change, as its block was left after its commit
+        and before what changes it."""
+        if len(self._begun) < 2:
+            return
+        (_, before), (number, begun) = self._begun
+        now = self._parts.states()
+        for name, state in begun.items():
+            as_begun = described(state)
+            if described(before[name]) != as_begun == described(now[name]):
+                raise ConfigError(
+                    f"rank {self.rank}: a worker was lost after the commit of step {number} and "
+                    f"before {name!r} was changed, which a replacement would miss: change it "
+                    f"directly after step.commit(), before anything communicates"
+                )
+
     def note_time(self, seconds: float) -> None:
         """Note how long a step took."""
         self._longest = max(self._longest, seconds)
 
     def _all_are_through(self) -> bool:
-        """Return whether no rank needs this one any more."""
+        """Return whether no rank needs this one any more, and all have the same state."""
         if self._group is None:
             return True
         try:
-            self._group.barrier()
-        except LOST as lost:
+            self._checks.compute()
+            own = np.array([self._checks.checksum()], np.int64)
+            checksums = self._group.all_gather_numbers(own)[:, 0].tolist()
+            self._checks.compare(self._group, self.number, checksums)
+        except (*LOST, StateCorrupted) as lost:
             self.recover(lost)
             return False
         return True

@@ -20,6 +20,7 @@ from torshrun import exit_codes
 from torshrun.agent import machine, protocol
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
+from torshrun.agent.corruption import Corruption
 from torshrun.agent.diagnosis import Diagnosis, Findings
 from torshrun.agent.gpus import make_checks
 from torshrun.agent.hang_monitor import HangMonitor
@@ -113,7 +114,7 @@ class Agent:
             lambda: self._diagnosis.node_rank,
         )
         self._time_limit = TimeLimit(config.time_limit, self._loop)
-        self._recovery = Recovery(self._loop, self._group, self._post)
+        self._recovery = Recovery(self._loop, self._group, self._post, Corruption(self._tell).take)
         self._reporting: asyncio.Task[None] | None = None
         self._round: Round | None = None
         self._diagnosing: asyncio.Task[None] | None = None
@@ -361,7 +362,8 @@ class Agent:
         elif isinstance(instruction, protocol.Settle):
             self._settling = self._start(self._settle(instruction))
         elif isinstance(instruction, protocol.PassOn):
-            self._group.notify(instruction.signo, handled_only=instruction.handled_only)
+            signo, handled_only, rank = instruction
+            self._group.notify(signo, handled_only=handled_only, rank=rank)
         elif isinstance(instruction, protocol.StopWorkers):
             await self._stop_workers(instruction)
         elif isinstance(instruction, protocol.Mend):
@@ -422,6 +424,9 @@ class Agent:
     async def _mend(self, instruction: protocol.Mend) -> None:
         if isinstance(instruction, protocol.EndRound):
             await self._end_round()
+        elif isinstance(instruction, protocol.TellExited):
+            assert self._round is not None
+            await self._recovery.tell_exited(self._round.number, instruction.rank)
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
         elif isinstance(instruction, protocol.WatchOn):

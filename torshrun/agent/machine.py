@@ -190,7 +190,7 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(state, Mending):
         return _mending(config, state, event)
     if isinstance(event, protocol.Joined | protocol.Left):
-        return mending.joined_or_left(state, event), ()
+        return mending.joined_or_left(state, event), mending.owed_notices(state, event)
     if isinstance(event, base.RoundOver):
         return mending.end_round(config, state)
     if isinstance(event, protocol.WorkerEnded):
@@ -269,9 +269,12 @@ def _on_worker_exit(config: LaunchConfig, state: Running, event: protocol.Worker
         )  # they all know, and may be saving
     if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
         return _stop_workers(config, state, "failure")
+    if not failed:
+        told = (protocol.TellExited(event.rank),) if state.joined - {event.rank} else ()
+        return replace(state, alive=alive), told
     settle = protocol.Settle(state.attempt.round, SETTLE_SECONDS)
-    first = failed and not state.failing
-    return replace(state, alive=alive, failing=failed), (settle,) if first else ()
+    first = not state.failing
+    return replace(state, alive=alive, failing=True), (settle,) if first else ()
 
 
 def _stop_workers(

@@ -25,6 +25,16 @@ def joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
     return replace(state, joined=joined, fresh=fresh)
 
 
+def owed_notices(
+    state: Running, event: protocol.Joined | protocol.Left
+) -> tuple[protocol.PassOn, ...]:
+    """Return the notices for a replacement that has joined, and so handles what it ever will."""
+    if not isinstance(event, protocol.Joined) or event.rank not in state.fresh:
+        return ()
+    owed = sorted(signo for rank, signo in state.owed if rank == event.rank)
+    return tuple(protocol.PassOn(signo, handled_only=True, rank=event.rank) for signo in owed)
+
+
 def can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
     """Return whether the others can meet a replacement of this rank.
 
@@ -140,5 +150,6 @@ def next_round(state: Mending, place: base.NodeAssignment) -> Step:
         alive=state.alive | state.lost,
         joined=state.joined,
         fresh=state.fresh | state.lost,
+        owed=frozenset((rank, signo) for rank in state.lost for signo in attempt.noticed),
     )
     return running, (protocol.ReplaceWorkers(tuple(sorted(state.lost)), place),)

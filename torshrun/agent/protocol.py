@@ -152,6 +152,13 @@ class EndRound(NamedTuple):
     """Tell the survivors that the round is over; nobody is stopped."""
 
 
+class TellExited(NamedTuple):
+    """Tell workers that go on without others that this one has ended well, and nobody replaces
+    it."""
+
+    rank: int
+
+
 class TellStanding(NamedTuple):
     """Tell the rendezvous how this node stands in the round, in which workers were lost."""
 
@@ -185,6 +192,8 @@ class PassOn(NamedTuple):
     signo: int
     handled_only: bool = False
     """True if only those that handle it are to get it."""
+    rank: int | None = None
+    """Rank of the only worker that is to get it; None if all are."""
 
 
 class TellRendezvous(NamedTuple):
@@ -213,7 +222,7 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Mend = EndRound | TellStanding | KillWorkers | WatchOn | ReplaceWorkers
+Mend = EndRound | TellStanding | TellExited | KillWorkers | WatchOn | ReplaceWorkers
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
 )

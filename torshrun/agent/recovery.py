@@ -29,6 +29,8 @@ class Recovery:
     loop: asyncio.AbstractEventLoop
     group: WorkerGroup
     post: Callable[[protocol.Event], None]
+    on_corrupted: Callable[[bytes], None]
+    """Takes what a worker writes of a state that differs between ranks."""
 
     def __post_init__(self) -> None:
         self._store: Store | None = None
@@ -58,6 +60,11 @@ class Recovery:
         self._allow(PARK_BOUND)
         await self._store.put(f"{RECOVERY}over/{number}", b"")
 
+    async def tell_exited(self, number: int, rank: int) -> None:
+        """Tell workers that wait for this one that it has ended well, and no round follows."""
+        assert self._store is not None
+        await self._store.put(f"{RECOVERY}over/{number}", str(rank).encode())
+
     async def begin_round(self, number: int, restarts: int) -> None:
         """Tell the survivors to meet again in this round."""
         assert self._store is not None
@@ -79,6 +86,8 @@ class Recovery:
                 self.post(protocol.Joined(int(rank)))
             case ["left", start, rank] if self._is_present(start, rank):
                 self.post(protocol.Left(int(rank)))
+            case ["corrupted", start, rank] if self._is_present(start, rank):
+                self.on_corrupted(value)
             case ["parked", number, rank] if number == str(self._ending):
                 self._allow(PARK_LEAST + PARK_STEPS * _seconds(value))
                 self.post(protocol.Parked(self._ending, int(rank)))

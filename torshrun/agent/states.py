@@ -34,6 +34,8 @@ class Running:
     """Ranks that can go on without others: see elastic.join()."""
     fresh: frozenset[int] = frozenset()
     """Ranks that have been replaced, and have not joined yet."""
+    owed: frozenset[tuple[int, int]] = frozenset()
+    """Ranks, with signals that were passed on as a notice before these were replaced."""
     has_deferred: bool = False
     """True if workers hang, and the agent of another node was given time to end that."""
 

@@ -18,6 +18,7 @@ from torshrun.procfs import handles, holds_back, read_text
 from torshrun.workers import keeper as reports
 from torshrun.workers.leftovers import Leftovers, Stage
 from torshrun.workers.logs.pump import LogPump
+from torshrun.workers.orphans import Orphans
 from torshrun.workers.processes import named
 from torshrun.workers.spec import Assignment
 from torshrun.workers.worker import Listener, Worker
@@ -65,6 +66,7 @@ class WorkerGroup:
         self._num_starting = 0
         self._kill_timer: asyncio.TimerHandle | None = None
         self._leftovers: Leftovers | None = None
+        self._orphans = Orphans(self.keeper, self.loop)
         self._closed = False
         self._seen = Machine("workers", "none")
         self.begin()
@@ -94,8 +96,10 @@ class WorkerGroup:
         self.begun, self.endings = time.monotonic(), []
         self._told, self._num_starting = False, len(assignments)
         for assignment in assignments:
+            place = assignment.worker
+            self._orphans.end_those_of(self.workers[place.local_rank], place.round)
             self._spawn(assignment)
-            self.workers[assignment.worker.local_rank] = self.workers.pop()
+            self.workers[place.local_rank] = self.workers.pop()
         self._become("starting", f"{len(assignments)} replacements")
         self._settle()
 
@@ -185,14 +189,18 @@ class WorkerGroup:
             self.keeper.signal(reports.ALL, signo)
             self._flush()
 
-    def notify(self, signo: int, *, handled_only: bool = False) -> None:
-        """Send a signal to all workers, or only to those that handle it.
+    def notify(self, signo: int, *, handled_only: bool = False, rank: int | None = None) -> None:
+        """Send a signal to all workers, or only to those that handle it, or to one of these.
 
         What they have started does not get it: most of these processes would die of it.
         """
         if self._closed:
             return
-        able = [number for number, each in self._present.items() if handles(each.pid, signo)]
+        able = [
+            number
+            for number, each in self._present.items()
+            if rank in (None, each.rank) and handles(each.pid, signo)
+        ]
         for worker_id in able if handled_only else [reports.ALL]:
             self.keeper.signal(worker_id, signo, alone=True)
         self._flush()
@@ -244,6 +252,7 @@ class WorkerGroup:
         self.loop.remove_writer(self.keeper.fileno())
         self._cancel_timer()
         self._forget_leftovers()
+        self._orphans.stop()
         if self.standbys:
             self.standbys.close()
 
@@ -333,6 +342,8 @@ class WorkerGroup:
     def _on_left(self, report: reports.Left) -> None:
         if report.tag == reports.PING:
             self.listener.on_keeper_answer()
+        elif report.tag == reports.ORPHANS:
+            self._orphans.take(report.pids)
         elif self._leftovers:
             self._leftovers.take(report.pids)
 
@@ -346,6 +357,7 @@ class WorkerGroup:
                 self._end(worker, report.status)
             worker.status, worker.peak_rss_kib = report.status, report.peak_rss_kib
             self.listener.on_exit(worker)
+            self._orphans.look()
         if self._stopping and not self._present:
             self._sweep()
 
@@ -360,6 +372,7 @@ class WorkerGroup:
     def _sweep(self) -> None:
         self._cancel_timer()
         self._forget_leftovers()
+        self._orphans.stop()
         if not self._sweeping:
             self._sweeping = True
             self._become("sweeping", f"{len(self.alive())} workers run")

@@ -24,7 +24,7 @@ from torshrun.workers.spec import encoded, encoded_environment
 
 ALL = 0xFFFFFFFF
 """Id that stands for all workers."""
-PING, LEFTOVERS = 1, 2
+PING, LEFTOVERS, ORPHANS = 1, 2, 3
 """Tags of ask_left(), which say why the keeper is asked."""
 
 _TWO = struct.Struct("=II")

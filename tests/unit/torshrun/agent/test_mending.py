@@ -88,7 +88,24 @@ def test_otherwise_all_are_stopped_as_ever(
 ) -> None:
     state, done = play(*before, m.WorkerEnded(0, 1, KILLED), config=config)
     assert isinstance(state, machine.Stopping)
-    assert not any(isinstance(each, m.Mend) for each in done)
+    assert not any(isinstance(each, m.EndRound | m.ReplaceWorkers) for each in done)
+
+
+def test_who_waits_hears_of_a_worker_that_has_ended_well() -> None:
+    _, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, 0))
+    assert done == [m.TellExited(1)]
+    left = [m.Left(0), m.Left(1), m.Left(2)]
+    assert not play(*ALL_JOINED, *left, m.WorkerEnded(0, 1, 0))[1]
+    assert not play(m.WorkerEnded(0, 1, 0))[1]
+
+
+def test_a_replacement_gets_the_notice_that_came_before_it_was_started() -> None:
+    lost = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Noticed(10))
+    _, done = play(*lost, m.Parked(0, 2), mended(1), m.Joined(0), m.Joined(1))
+    assert m.PassOn(10) in done
+    assert done[-2:] == [m.ReplaceWorkers((1,), place(1)), m.PassOn(10, True, 1)]
+    _, done = play(*REPLACED, m.Noticed(10), m.Joined(1))
+    assert done[-1] == m.PassOn(10)
 
 
 def test_who_does_not_park_is_killed_and_replaced_too() -> None:
