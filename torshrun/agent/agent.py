@@ -409,7 +409,7 @@ class Agent:
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
             self._group.start(assign(self.spec, first, folder))
             if config.max_restarts:
-                self._recovery.start(store.store)
+                self._recovery.start(store.store, is_alone=config.is_alone)
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._refuse_start(f"cannot start the workers: {error}")
 
@@ -426,7 +426,8 @@ class Agent:
             await self._end_round()
         elif isinstance(instruction, protocol.TellExited):
             assert self._round is not None
-            await self._recovery.tell_exited(self._round.number, instruction.rank)
+            rank, on_all_nodes = instruction
+            await self._recovery.tell_exited(self._round.number, rank, on_all_nodes)
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
         elif isinstance(instruction, protocol.WatchOn):

@@ -261,7 +261,8 @@ def _on_worker_exit(config: LaunchConfig, state: Running, event: protocol.Worker
     alive = state.alive - {event.rank}
     if not alive:
         if not failed:
-            return _stop_workers(config, state, "done", signo=_NO_SIGNAL)
+            stopping, stop = _stop_workers(config, state, "done", signo=_NO_SIGNAL)
+            return stopping, (*mending.tell_exited(config, state, event.rank), *stop)
         return _stop_workers(config, state, "failure")
     if state.attempt.noticed and event.status == _MADE_ROOM:
         return _stop_workers(
@@ -270,7 +271,7 @@ def _on_worker_exit(config: LaunchConfig, state: Running, event: protocol.Worker
     if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
         return _stop_workers(config, state, "failure")
     if not failed:
-        told = (protocol.TellExited(event.rank),) if state.joined - {event.rank} else ()
+        told = mending.tell_exited(config, state, event.rank)
         return replace(state, alive=alive), told
     settle = protocol.Settle(state.attempt.round, SETTLE_SECONDS)
     first = not state.failing

@@ -22,7 +22,18 @@ def joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
     fresh, joined = state.fresh - {event.rank}, state.joined - {event.rank}
     if isinstance(event, protocol.Joined):
         joined |= {event.rank} & state.alive
+    elif event.is_early:
+        state = replace(state, early=state.early | {event.rank})
     return replace(state, joined=joined, fresh=fresh)
+
+
+def tell_exited(config: LaunchConfig, state: Running, rank: int) -> tuple[protocol.TellExited, ...]:
+    """Tell those who may wait for a worker that has ended well, if it did so before the last
+    step, or others here have not left yet."""
+    on_all_nodes = not config.is_alone and rank in state.joined | state.early
+    if not on_all_nodes and not state.joined - {rank}:
+        return ()
+    return (protocol.TellExited(rank, on_all_nodes),)
 
 
 def owed_notices(

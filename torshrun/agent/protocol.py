@@ -84,6 +84,8 @@ class Left(NamedTuple):
     """A worker that had joined goes on alone, and cannot meet a replacement any more."""
 
     rank: int
+    is_early: bool = False
+    """Whether it did not take all steps."""
 
 
 class Parked(NamedTuple):
@@ -157,6 +159,7 @@ class TellExited(NamedTuple):
     it."""
 
     rank: int
+    on_all_nodes: bool = False
 
 
 class TellStanding(NamedTuple):

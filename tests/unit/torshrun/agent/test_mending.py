@@ -99,6 +99,21 @@ def test_who_waits_hears_of_a_worker_that_has_ended_well() -> None:
     assert not play(m.WorkerEnded(0, 1, 0))[1]
 
 
+def test_all_nodes_hear_of_a_worker_that_has_ended_well_before_the_last_step() -> None:
+    early = m.TellExited(1, on_all_nodes=True)
+    _, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, 0), config=TOGETHER)
+    assert done == [early]
+    left = m.Left(0), m.Left(2), m.Left(1, is_early=True)
+    _, done = play(*ALL_JOINED, *left, m.WorkerEnded(0, 1, 0), config=TOGETHER)
+    assert done == [early]
+    others = m.WorkerEnded(0, 0, 0), m.WorkerEnded(0, 2, 0)
+    _, done = play(*ALL_JOINED, *left, *others, m.WorkerEnded(0, 1, 0), config=TOGETHER)
+    assert done[0] == early
+    assert isinstance(done[1], m.StopWorkers)
+    through = m.Left(0), m.Left(1), m.Left(2)
+    assert not play(*ALL_JOINED, *through, m.WorkerEnded(0, 1, 0), config=TOGETHER)[1]
+
+
 def test_a_replacement_gets_the_notice_that_came_before_it_was_started() -> None:
     lost = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Noticed(10))
     _, done = play(*lost, m.Parked(0, 2), mended(1), m.Joined(0), m.Joined(1))
