@@ -85,7 +85,7 @@ class Left(NamedTuple):
 
     rank: int
     is_early: bool = False
-    """Whether it did not take all steps."""
+    """True if it did not take all steps."""
 
 
 class Parked(NamedTuple):
