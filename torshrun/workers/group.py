@@ -229,7 +229,8 @@ class WorkerGroup:
         and wait for them: of two requests at a time faulthandler heeds one, and the other ends it.
         To any other process the signal would be the end.
         """
-        asked = [each for each in self._present.items() if _can_leave_stack(each[1])]
+        workers = [each for each in self._present.items() if not self._is_ahead(each[1])]
+        asked = [each for each in workers if _can_leave_stack(each[1])]
         for number, _ in asked:
             self.keeper.signal(number, STACK_SIGNAL, alone=True)
         self._flush()
