@@ -278,6 +278,9 @@ def test_whatever_happens_somebody_is_waited_for(events: list[m.Event]) -> None:
         if isinstance(state, machine.Mending):
             assert state.awaited <= state.joined <= state.alive
             assert not state.lost & state.alive
+            ahead = started_ahead(list(done))
+            assert ahead == ([now.rank] if isinstance(now, m.WorkerEnded) else [])
+            assert state.lost.issuperset(ahead)
             assert bool(state.awaited) == (TOLD_PARKED not in done)
             if TOLD_PARKED in done:
                 state, done = machine.handle(CONFIG, state, mended(state.attempt.round + 1))
