@@ -51,6 +51,8 @@ PROGRAM = """
 
 
 class Result:
+    """Holds how a job ended whose rank 1 was lost in step 3."""
+
     def __init__(self, torshrun: Launcher, how: str, act: Callable[[int], None]) -> None:
         """Run the job; once a process was started ahead, act, and let the survivors go."""
         folder = torshrun.folder
@@ -61,6 +63,7 @@ class Result:
                 *launch, torshrun.script(PROGRAM), how, str(folder), stdout=file
             )
             assert soon((folder / "ahead").exists, 60)
+            assert soon(lambda: "ahead" in out_path.read_text(), 60)
             if how == "dies":
                 assert soon(lambda: events.read_text().count('"worker_exited"') == 2, 60)
             assert re.findall("ahead|joined 1 3", out_path.read_text()) == ["ahead"]
