@@ -50,6 +50,14 @@ class Rounds:
         """Tell the agent that this worker can go on without others, and has a whole state."""
         self._store.put(f"joined/{self._start}/{self._rank}", b"")
 
+    def enter(self) -> None:
+        """Wait, in a replacement, until its round is formed: it is started before the others have
+        left the last one. The wait has no limit, like that of next().
+        """
+        self._say("waits until the others have left the last round")
+        self._wait(f"round/{self._start}")
+        self._say("")
+
     def leave(self, *, is_early: bool) -> None:
         """Tell the agent that the loss of a worker ends this one from now on, as in other jobs.
 

@@ -223,6 +223,7 @@ class Training:
     def replace(self) -> None:
         """Take the place of a lost worker, with the state of the others."""
         assert self._rounds is not None
+        self._rounds.enter()
         self._rounds.follow()
         try:
             self._meet(self._rounds)

@@ -238,7 +238,9 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
         if state.lost:
             return _stop_workers(config, state, "failure")
         return state, (protocol.TellStanding("unable"),)
-    return mending.tell(state)
+    state, told = mending.tell(state)
+    is_lost = isinstance(event, protocol.WorkerEnded)
+    return state, (*told, protocol.StartAhead((event.rank,))) if is_lost else told
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:

@@ -107,7 +107,8 @@ def begin(state: Running, *lost: int) -> Step:
         awaited=state.joined & alive,
     )
     mending, told = tell(mending)
-    return mending, (protocol.EndRound(), *told)
+    ahead = (protocol.StartAhead(lost),) if lost else ()
+    return mending, (protocol.EndRound(), *told, *ahead)
 
 
 def end_round(config: LaunchConfig, state: Running) -> Step:

@@ -154,6 +154,13 @@ class EndRound(NamedTuple):
     """Tell the survivors that the round is over; nobody is stopped."""
 
 
+class StartAhead(NamedTuple):
+    """Start processes that will be workers of the next round, in the place of these. ReplaceWorkers
+    takes those that still run."""
+
+    ranks: tuple[int, ...]
+
+
 class TellExited(NamedTuple):
     """Tell workers that go on without others that this one has ended well, and nobody replaces
     it."""
@@ -225,7 +232,7 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Mend = EndRound | TellStanding | TellExited | KillWorkers | WatchOn | ReplaceWorkers
+Mend = EndRound | StartAhead | TellStanding | TellExited | KillWorkers | WatchOn | ReplaceWorkers
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
 )
