@@ -112,8 +112,19 @@ def make_nn() -> tuple[Any, Any, Any]:
 def make_torch() -> tuple[Any, Any, Any]:
     import torch
 
+    class Centred(torch.nn.Module):
+        """Has a buffer for which each forward pass puts another."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(40))
+
+        def forward(self, values: Any) -> Any:
+            self.mean = 0.9 * self.mean + 0.1 * values.detach().mean(0)
+            return torch.relu(values - self.mean)
+
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(0.2)]
+    layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), Centred(), torch.nn.Dropout(0.2)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(40, 1))
     wrapped = wrapped_in(model)
     return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9), torch.from_numpy

@@ -86,7 +86,7 @@ class Parts:
             self.alike = {
                 **self._others,
                 "the options of the optimizers": Options(self._optimizers),
-                "the buffers of the models": Buffers([*self._buffers()]),
+                "the buffers of the models": Buffers(self._buffers),
             }
         self._kept: _Kept | None = None
         self._is_stepping = False

@@ -211,16 +211,17 @@ class Options:
 class Buffers:
     """Represents the buffers of models as a part of a training."""
 
-    def __init__(self, buffers: Sequence[Any]) -> None:
+    def __init__(self, buffers: Callable[[], Iterable[Any]]) -> None:
+        """Prepare to look for the buffers each time, as a forward pass may have assigned others."""
         self._buffers = buffers
 
     def state_dict(self) -> dict[str, Any]:
         """Return the bytes of all buffers."""
-        return {"buffers": [bytes_of(each) for each in self._buffers]}
+        return {"buffers": [bytes_of(each) for each in self._buffers()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take other values."""
-        for buffer, kept in zip(self._buffers, state["buffers"], strict=True):
+        for buffer, kept in zip(self._buffers(), state["buffers"], strict=True):
             copy_in(buffer, kept)
 
 
