@@ -38,8 +38,8 @@ from torsh_runtime.parallel.fsdp.sharding import shardings_of, shardings_over
 from torsh_runtime.parallel.layouts import layouts_by_id
 from torsh_runtime.parallel.state import Contents, Restoration
 from torsh_runtime.parallel.state.contents import read_whole
-from torsh_runtime.parallel.state.models import ModelState
-from torsh_runtime.parallel.state.optimizers import OptimizerState
+from torsh_runtime.parallel.state.models import ModelState, is_model
+from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
 
 Bytes = NDArray[np.uint8]
@@ -190,6 +190,31 @@ def passes_of(models: Iterable[Any]) -> list[FSDPState]:
     """Return the passes of models that are sharded, in the same order on all ranks."""
     found = (each.outermost for model in models for each in shardings_of(model))
     return [*dict.fromkeys(found)]
+
+
+def sharded_in(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the models of which ranks have parts and their optimizers, by name.
+
+    Ranks have other models alike, such as a small discriminator or a moving average. An optimizer
+    of models of both kinds brings all of its models with it, as its state has their names.
+    """
+    models = {name: each for name, each in named.items() if is_model(each)}
+    optimizers = {name: each for name, each in named.items() if is_optimizer(each)}
+    found = {name: each for name, each in models.items() if shardings_of(each)}
+    size = -1
+    while len(found) != size:
+        size = len(found)
+        for name, optimizer in optimizers.items():
+            groups = optimizer.param_groups
+            stepped = {id(each) for group in groups for each in group["params"]}
+            of_it = {n: each for n, each in models.items() if not stepped.isdisjoint(_ids(each))}
+            if found.keys() & of_it.keys():
+                found |= {**of_it, name: optimizer}
+    return found
+
+
+def _ids(model: Any) -> set[int]:
+    return {id(parameter) for _, parameter in model.named_parameters()}
 
 
 class Options:
