@@ -59,6 +59,7 @@ class Shards:
                 f"tr.elastic.join() keeps shards in the agent's memory, and {COMMIT_MEMORY} is "
                 f"unset: leave it as torshrun sets it"
             )
+        memory.claim("tr.elastic.join()")
         self._group, self._models, self._optimizers = group, models, optimizers
         self._known: list[ModelState] = []
         """What was found of the models, which holds as long as their parameters stay in place."""
@@ -118,6 +119,9 @@ class Shards:
             self._versions.wait()
             states, gradients = self._versions.read(STATE), self._versions.read(GRADIENTS)
         found = self._plan(live, states, gradients)
+        for kind, kept in ((STATE, states), (GRADIENTS, gradients)):
+            for newer in (each for each in kept if each > number):
+                self._versions.drop(kind, newer)  # that step is repeated, maybe with other values
         with Attempt() as attempt:
             if rank in found.loading:
                 self._load(states[number])
