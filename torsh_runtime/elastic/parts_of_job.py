@@ -75,6 +75,11 @@ class Parts:
             )
         if not self._optimizers:
             raise ConfigError("tr.elastic.join() needs an optimizer=, which step.commit() calls")
+        if len({*map(id, self._optimizers)}) < len(self._optimizers):
+            raise ConfigError(
+                "tr.elastic.join() was given an optimizer under two names, and step.commit() would "
+                "call it twice: pass it once"
+            )
         others = (*self._models, *self._optimizers)
         self._others = {n: each for n, each in named.items() if not _is_in(each, others)}
         samplers = [each for each in self._others.values() if isinstance(each, ElasticSampler)]
