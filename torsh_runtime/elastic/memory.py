@@ -33,7 +33,7 @@ _MAGIC = b"torshcm2"
 _MOST_TOLD = 1 << 30
 Bytes = NDArray[np.uint8]
 _user = ""
-"""What keeps state in the slots of this process; "" if nothing does yet."""
+"""The name of what keeps state in the slots of this process; "" if nothing does yet."""
 
 
 class Commit(NamedTuple):
