@@ -108,3 +108,16 @@ def test_a_state_that_is_corrupt_whenever_it_is_healed_ends_the_training(
     assert job.code == 79, job.err
     assert [each["sequel"] for each in job.found] == ["healed", "healed", "ended"] * 2
     assert {each["step"] for each in job.found} == {4}
+
+
+def test_a_flipped_bit_is_healed_if_a_worker_is_lost_before_the_check(torshrun: Launcher) -> None:
+    torshrun.environ["FAULT"] = "none"
+    undisturbed = run(torshrun, "nn", 2, ranks=4)
+    torshrun.environ["FAULT"] = "lost"
+    job = run(torshrun, "nn", 2, ranks=4)
+    assert job.code == 0, job.err
+    (found,) = job.found
+    assert (found["step"], found["ranks"], found["sequel"]) == (3, [1], "healed")
+    assert found["part"].startswith("model/")
+    assert job.ends == undisturbed.ends
+    assert "replaced while the others continue" in job.err

@@ -10,7 +10,11 @@ from support.launcher import Launcher
 
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
+from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.elastic import training
+from torsh_runtime.elastic.hashes import Checks
+from torsh_runtime.elastic.healing import hold
+from torsh_runtime.elastic.parts_of_job import Parts
 
 
 @pytest.fixture
@@ -96,6 +100,20 @@ def test_a_gradient_scaler_is_refused() -> None:
         tr.elastic.join(**parts, scaler=torch.amp.GradScaler("cpu"))
 
 
+def test_sparse_state_of_an_optimizer_is_named() -> None:
+    torch = pytest.importorskip("torch")
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    optimizer = torch.optim.SGD(table.parameters(), lr=0.1, momentum=0.9)
+    checks = Checks(Parts({"table": table, "optimizer": optimizer}, None), 1, "heal")
+    table(torch.tensor([1])).sum().backward()
+    optimizer.step()
+    said = "optimizer/state/weight/momentum_buffer is a tensor of layout torch.sparse_coo"
+    with pytest.raises(tr.ConfigError, match=said):
+        checks.compute()
+    held = hold({"table": table, "optimizer": optimizer}, Ranks(None))
+    assert said in str(held.problem)
+
+
 def test_an_error_of_another_origin_leaves_the_step(alone: Any) -> None:
     job, _ = alone
     with pytest.raises(tr.PeerLost), next(job.steps(1)):
@@ -122,6 +140,8 @@ def test_parts_that_cannot_be_recovered() -> None:
     ]:
         with pytest.raises(tr.ConfigError, match=said):
             tr.elastic.join(model=model, optimizer=optimizer, part=part)
+    with pytest.raises(tr.ConfigError, match="an optimizer under two names"):
+        tr.elastic.join(model=model, optimizer=optimizer, same=optimizer)
     with pytest.raises(tr.ConfigError, match="needs an optimizer="):
         tr.elastic.join(model=model)
 

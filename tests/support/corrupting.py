@@ -3,7 +3,8 @@
 Arguments: "nn" or "torch", the number of flips, and the seed. Steps are checked every second time,
 and bits flip before the step that is checked: in a parameter, a moment, an averaged gradient or the
 sampler. FAULT in the environment names other faults: "twice" flips a bit of rank 1 whenever step 4
-begins, "half" flips one on ranks with odd numbers, "none" nothing. ON_CORRUPTION is what join()
+begins, "half" flips one on ranks with odd numbers, "lost" flips one of rank 1 in a step without a
+check, in which the last rank is killed, "none" nothing. ON_CORRUPTION is what join()
 is given.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from random import Random
@@ -108,9 +110,14 @@ def main() -> None:
         is_due = not FAULT and (step.number + 1) % EVERY == 0
         if FAULT == "twice" and step.number == 4 and rank == 1:
             state.flip("parameter", random)
+        is_lossy = FAULT == "lost" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+        if is_lossy and step.number == 3 and rank == 1:
+            print("flipped", state.flip("parameter", random), flush=True)
         with step:
             loss = (wrapped(tensor(data[step.next(sampler)])) ** 2).mean()
             loss.backward()
+            if is_lossy and step.number == 3 and rank == size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
             part = ""
             if is_due and kind == "gradient" and rank == victim:
                 state.flip(kind, random)

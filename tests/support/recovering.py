@@ -112,8 +112,19 @@ def make_nn() -> tuple[Any, Any, Any]:
 def make_torch() -> tuple[Any, Any, Any]:
     import torch
 
+    class Centred(torch.nn.Module):
+        """Has a buffer for which each forward pass puts another."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(40))
+
+        def forward(self, values: Any) -> Any:
+            self.mean = 0.9 * self.mean + 0.1 * values.detach().mean(0)
+            return torch.relu(values - self.mean)
+
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), torch.nn.Dropout(0.2)]
+    layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), Centred(), torch.nn.Dropout(0.2)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(40, 1))
     wrapped = wrapped_in(model)
     return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9), torch.from_numpy
@@ -133,7 +144,9 @@ def main() -> None:
     present = [0]
     schedules: Any = optim if framework == "nn" else sys.modules["torch"].optim.lr_scheduler
     schedule = schedules.StepLR(optimizer, step_size=4, gamma=0.9)
-    job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler, schedule=schedule)
+    average: Any = nn.Linear(2, 2) if framework == "nn" else sys.modules["torch"].nn.Linear(2, 2)
+    parts = {"model": model, "optimizer": optimizer, "sampler": sampler, "average": average}
+    job = tr.elastic.join(**parts, schedule=schedule)
     watch(Parts, "agree_on_buffers", "vote", present)
     watch(optimizer, "step", "half", present)
     watch_copies(present)
@@ -150,11 +163,14 @@ def main() -> None:
             time.sleep(PAUSE)
             step.commit()
             schedule.step()
+            for each in average.parameters():
+                each.data[...] = 0.9 * each.data + 0.01 * step.number
             print("step", step.number, *indices, repr(number(loss)), flush=True)
             pass_point("committed", step.number)
     total = [
         each.detach().numpy() if hasattr(each, "detach") else each.data
-        for each in (*model.parameters(), *(buffer for _, buffer in model.named_buffers()))
+        for whole in (model, average)
+        for each in (*whole.parameters(), *(buffer for _, buffer in whole.named_buffers()))
     ]
     print(f"end {tr.get_rank()} {os.getpid()} {sum(float(abs(each).sum()) for each in total)!r}")
 

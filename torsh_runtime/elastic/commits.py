@@ -44,6 +44,7 @@ from torsh_runtime.parallel.state import Restoration, check_state
 from torsh_runtime.transitions import Machine
 
 Bytes = NDArray[np.uint8]
+_USER = "tr.elastic.State"
 _MOST_KEYS = 4
 """Number of commits that a node reports."""
 
@@ -76,6 +77,7 @@ class Commits:
             self._sequence = max(sequence for sequence, _ in [(0, 0), *keys])
         if self._memory is None:
             return
+        self._memory.claim(_USER)
         with self._seen.during("committing", "committed", f"commit {self._sequence + 1}"):
             self._commit(state, self._sequence + 1, self._memory)
 
@@ -97,6 +99,8 @@ class Commits:
             return self._restored(state)
 
     def _restored(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        if self._memory is not None:
+            self._memory.claim(_USER)
         here = {} if self._memory is None else parts_of(self._memory.commits())
         nodes, keys = self._keys(here)
         newest = max(sequence for sequence, _ in [(0, 0), *keys])

@@ -19,6 +19,7 @@ from torsh_runtime.arrays.raw import copy_out, dtype_name, is_array, memory_of
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.elastic.healing import Holding, digests_of
 from torsh_runtime.elastic.parts_of_job import Parts
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.errors import ConfigError, StateCorrupted
@@ -26,7 +27,7 @@ from torsh_runtime.layout import ShardedTensor
 from torsh_runtime.numpy_or_cupy import array_module
 from torsh_runtime.parallel.state.models import is_model, unwrapped
 from torsh_runtime.parallel.state.optimizers import is_optimizer
-from torsh_runtime.parallel.state.plain import encode
+from torsh_runtime.parallel.state.plain import check_dense, encode
 
 NOT_CHECKED = -1
 """In place of a checksum, for a step in which none is compared."""
@@ -102,17 +103,40 @@ class Checks:
                 f"step {number} is checked on some ranks alone: give join() the same check_every= "
                 f"on all ranks"
             )
-        own = [os.uname().nodename, self._running.result()]
-        told = [json.loads(text) for text in texts_of_all(group, json.dumps(own))]
+        raise self._found(group, number, dict(enumerate(checksums)), self._running.result())
+
+    def compare_held(
+        self, group: ProcessGroup, number: int, whole: Sequence[int], own: Holding | None
+    ) -> StateCorrupted | None:
+        """Return what is wrong if the states of the ranks `whole` differ when ranks meet again.
+
+        All ranks call it, and get the same. own: the state on these ranks.
+        """
+        if not self._every:
+            return None
+        digests = {} if own is None else digests_of(own)
+        checksum = xxh3_64_intdigest(json.dumps(digests).encode()) >> 1
+        told = group.all_gather_numbers(np.array([checksum], np.int64))[:, 0].tolist()
+        checksums = {rank: told[rank] for rank in whole}
+        if len({*checksums.values()}) == 1:
+            return None
+        return self._found(group, number, checksums, digests)
+
+    def _found(
+        self, group: ProcessGroup, number: int, checksums: Mapping[int, int], own: Digests
+    ) -> StateCorrupted:
+        """Return the error about states that differ, by the checksums of these ranks."""
+        text = json.dumps([os.uname().nodename, own])
+        told = [json.loads(text) for text in texts_of_all(group, text)]
         agreeing = _majority(checksums)
-        odd = [rank for rank in range(len(told)) if rank not in agreeing]
-        right = told[agreeing[0] if agreeing else 0][1]
+        odd = [rank for rank in checksums if rank not in agreeing]
+        right = told[next(iter(agreeing or checksums))][1]
         first = next(filter(None, (_first_difference(told[rank][1], right) for rank in odd)), "")
         self._times = self._times + 1 if number == self._corrupt_at else 1
         self._corrupt_at = number
         hosts = [told[rank][0] for rank in odd]
         healthy = agreeing if self._heals and self._times < MOST_TIMES else ()
-        raise StateCorrupted(number, odd, hosts, first, healthy, bool(agreeing))
+        return StateCorrupted(number, odd, hosts, first, healthy, bool(agreeing))
 
     def _contents(self) -> list[tuple[str, Any]]:
         return [each for name, value in self._walk() for each in _buffers(name, value)]
@@ -163,6 +187,7 @@ def _buffers(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _memory(name: str, values: Any) -> Any:
+    check_dense(name, values)
     memory = memory_of(values)
     if memory is not None:
         return memory.data
@@ -179,10 +204,10 @@ def _memory(name: str, values: Any) -> Any:
     return copied.data
 
 
-def _majority(checksums: Sequence[int]) -> list[int]:
+def _majority(checksums: Mapping[int, int]) -> list[int]:
     """Return the ranks that have the checksum of more than half of all; [] if there is none."""
-    most, count = Counter(checksums).most_common(1)[0]
-    ranks = [rank for rank, each in enumerate(checksums) if each == most]
+    most, count = Counter(checksums.values()).most_common(1)[0]
+    ranks = [rank for rank, each in checksums.items() if each == most]
     return ranks if 2 * count > len(checksums) else []
 
 

@@ -23,6 +23,7 @@ from torsh_runtime.parallel.state import Contents, Restoration, contents_of
 
 Bytes = NDArray[np.uint8]
 _NOTHING = np.empty(0, np.uint8)
+_CHECKSUM = " (checksum "
 
 
 def whole_contents(parts: Mapping[str, Any], ranks: Ranks) -> Contents:
@@ -55,6 +56,12 @@ def hold(parts: Mapping[str, Any], ranks: Ranks) -> Holding:
     return Holding(contents, lines, attempt.error)
 
 
+def digests_of(held: Holding) -> dict[str, int]:
+    """Return the checksums of a state by name."""
+    parts = (line.rpartition(_CHECKSUM) for line in held.lines)
+    return {name: int(digest[:-1], 16) for name, _, digest in parts}
+
+
 def check_same(group: ProcessGroup, own: Holding) -> None:
     """Raise ConfigError on all ranks unless all have the same state, naming the first difference.
 
@@ -68,7 +75,7 @@ def _lines(contents: Contents) -> list[str]:
     for name, value in contents.values.items():
         text = json.dumps(value, sort_keys=True).encode()
         digests[f"{name}, what is no tensor"] = _digest(np.frombuffer(text, np.uint8))
-    return [f"{name} (checksum {digests[name]})" for name in sorted(digests)]
+    return [f"{name}{_CHECKSUM}{digests[name]})" for name in sorted(digests)]
 
 
 def _digest(memory: Bytes) -> str:

@@ -32,6 +32,8 @@ _FRAME = struct.Struct("<Q")
 _MAGIC = b"torshcm2"
 _MOST_TOLD = 1 << 30
 Bytes = NDArray[np.uint8]
+_user = ""
+"""The name of what keeps state in the slots of this process; "" if nothing does yet."""
 
 
 class Commit(NamedTuple):
@@ -79,6 +81,17 @@ class CommitMemory:
                 f"program must run as torshrun's user and see its /proc; or unset the variable to "
                 f"do without commits in memory"
             ) from None
+
+    @staticmethod
+    def claim(user: str) -> None:
+        """Have this process's slots for `user` alone. Raises ConfigError if they have another."""
+        global _user
+        _user = _user or user
+        if _user != user:
+            raise ConfigError(
+                f"{user} needs the agent's memory, which {_user} uses in this process: use one of "
+                f"the two"
+            )
 
     def make(self, kind: int, turn: int, num_bytes: int) -> Bytes:
         """Allocate room for `num_bytes` bytes of content in one of this rank's slots.

@@ -27,6 +27,7 @@ from torsh_runtime.elastic.shards import (
     options_of,
     problem_of_sharded,
     problem_of_stepping,
+    sharded_in,
 )
 from torsh_runtime.elastic.torchs import problem_of_torchs
 from torsh_runtime.errors import ConfigError
@@ -74,19 +75,26 @@ class Parts:
             )
         if not self._optimizers:
             raise ConfigError("tr.elastic.join() needs an optimizer=, which step.commit() calls")
+        if len({*map(id, self._optimizers)}) < len(self._optimizers):
+            raise ConfigError(
+                "tr.elastic.join() was given an optimizer under two names, and step.commit() would "
+                "call it twice: pass it once"
+            )
         others = (*self._models, *self._optimizers)
         self._others = {n: each for n, each in named.items() if not _is_in(each, others)}
         samplers = [each for each in self._others.values() if isinstance(each, ElasticSampler)]
         self.batches = Batches(samplers)
         self.shards: Shards | None = None
         """What protects parts of which each rank has a share alone; None if there are none."""
+        self._sharded = sharded_in(named) if self.is_sharded else {}
+        """Models that are sharded, and the optimizers of those, by name."""
         self.alike: Mapping[str, Any] = self.named
         """What all ranks have alike and one gives to another, by name."""
         if self.is_sharded:
             self.alike = {
-                **self._others,
+                **{name: each for name, each in named.items() if name not in self._sharded},
                 "the options of the optimizers": Options(self._optimizers),
-                "the buffers of the models": Buffers([*self._buffers()]),
+                "the buffers of the models": Buffers(self._buffers),
             }
         self._kept: _Kept | None = None
         self._is_stepping = False
@@ -94,8 +102,8 @@ class Parts:
     def protect(self) -> None:
         """Protect the parts that are sharded, if any are, from the loss of a worker."""
         if self.is_sharded and self._group is not None and self._group.world_size > 1:
-            models = {name: each for name, each in self.named.items() if is_model(each)}
-            optimizers = {name: each for name, each in self.named.items() if is_optimizer(each)}
+            models = {name: each for name, each in self._sharded.items() if is_model(each)}
+            optimizers = {n: each for n, each in self._sharded.items() if is_optimizer(each)}
             self.shards = Shards(models, optimizers, self._group)
 
     def begin(self, number: int) -> None:

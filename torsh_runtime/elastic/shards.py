@@ -38,8 +38,8 @@ from torsh_runtime.parallel.fsdp.sharding import shardings_of, shardings_over
 from torsh_runtime.parallel.layouts import layouts_by_id
 from torsh_runtime.parallel.state import Contents, Restoration
 from torsh_runtime.parallel.state.contents import read_whole
-from torsh_runtime.parallel.state.models import ModelState
-from torsh_runtime.parallel.state.optimizers import OptimizerState
+from torsh_runtime.parallel.state.models import ModelState, is_model
+from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
 
 Bytes = NDArray[np.uint8]
@@ -59,6 +59,7 @@ class Shards:
                 f"tr.elastic.join() keeps shards in the agent's memory, and {COMMIT_MEMORY} is "
                 f"unset: leave it as torshrun sets it"
             )
+        memory.claim("tr.elastic.join()")
         self._group, self._models, self._optimizers = group, models, optimizers
         self._known: list[ModelState] = []
         """What was found of the models, which holds as long as their parameters stay in place."""
@@ -118,6 +119,9 @@ class Shards:
             self._versions.wait()
             states, gradients = self._versions.read(STATE), self._versions.read(GRADIENTS)
         found = self._plan(live, states, gradients)
+        for kind, kept in ((STATE, states), (GRADIENTS, gradients)):
+            for newer in (each for each in kept if each > number):
+                self._versions.drop(kind, newer)  # that step is repeated, maybe with other values
         with Attempt() as attempt:
             if rank in found.loading:
                 self._load(states[number])
@@ -192,6 +196,31 @@ def passes_of(models: Iterable[Any]) -> list[FSDPState]:
     return [*dict.fromkeys(found)]
 
 
+def sharded_in(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the models of which ranks have parts and their optimizers, by name.
+
+    Ranks have other models alike, such as a small discriminator or a moving average. An optimizer
+    of models of both kinds brings all of its models with it, as its state has their names.
+    """
+    models = {name: each for name, each in named.items() if is_model(each)}
+    optimizers = {name: each for name, each in named.items() if is_optimizer(each)}
+    found = {name: each for name, each in models.items() if shardings_of(each)}
+    size = -1
+    while len(found) != size:
+        size = len(found)
+        for name, optimizer in optimizers.items():
+            groups = optimizer.param_groups
+            stepped = {id(each) for group in groups for each in group["params"]}
+            of_it = {n: each for n, each in models.items() if not stepped.isdisjoint(_ids(each))}
+            if found.keys() & of_it.keys():
+                found |= {**of_it, name: optimizer}
+    return found
+
+
+def _ids(model: Any) -> set[int]:
+    return {id(parameter) for _, parameter in model.named_parameters()}
+
+
 class Options:
     """Represents the options of optimizers, such as learning rates, as a part of a training."""
 
@@ -211,16 +240,17 @@ class Options:
 class Buffers:
     """Represents the buffers of models as a part of a training."""
 
-    def __init__(self, buffers: Sequence[Any]) -> None:
+    def __init__(self, buffers: Callable[[], Iterable[Any]]) -> None:
+        """Prepare to look for the buffers each time, as a forward pass may have assigned others."""
         self._buffers = buffers
 
     def state_dict(self) -> dict[str, Any]:
         """Return the bytes of all buffers."""
-        return {"buffers": [bytes_of(each) for each in self._buffers]}
+        return {"buffers": [bytes_of(each) for each in self._buffers()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take other values."""
-        for buffer, kept in zip(self._buffers, state["buffers"], strict=True):
+        for buffer, kept in zip(self._buffers(), state["buffers"], strict=True):
             copy_in(buffer, kept)
 
 

@@ -258,16 +258,20 @@ class Training:
     def _heal_corrupted(self, found: StateCorrupted) -> None:
         """Give the ranks whose state is corrupt that of the others; raise the error if that is not
         to be."""
-        if self.rank == found.ranks[0]:
-            tell(found, self._rounds)
-        if not found.healthy:
-            raise found
-        self._is_whole = self.rank in found.healthy
+        self._leave_out_corrupted(found)
         group = self._group
         assert group is not None
         own = self._hold(group)
         self._parts.drop_progress()
         self._heal(own, found.healthy)
+
+    def _leave_out_corrupted(self, found: StateCorrupted) -> None:
+        """Tell of the ranks whose state is corrupt, and count them as having none."""
+        if self.rank == found.ranks[0]:
+            tell(found, self._rounds)
+        if not found.healthy:
+            raise found
+        self._is_whole = self.rank in found.healthy
 
     def _meet(self, rounds: Rounds) -> None:
         group = self._group
@@ -287,6 +291,9 @@ class Training:
         whole = [rank for rank, number in enumerate(held) if number == newest]
         if self._is_whole:  # once more: what was under way has ended by now
             self._parts.go_back()
+        if (found := self._checks.compare_held(group, newest, whole, own)) is not None:
+            self._leave_out_corrupted(found)
+            whole = [*found.healthy]
         self._parts.share_anew()
         if len(whole) < size:
             self._is_whole = rank in whole  # what is being filled is empty until it is complete

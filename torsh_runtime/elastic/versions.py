@@ -108,6 +108,10 @@ class Versions:
                 )
         return found
 
+    def drop(self, kind: int, number: int) -> None:
+        """Invalidate what is in memory of this step."""
+        self._memory.begin(number % TURNS, (kind,))
+
     def _prepared(self, kind: int, number: int, contents: Contents) -> Callable[[], None]:
         turn = number % TURNS
         self._memory.begin(turn, (kind,))

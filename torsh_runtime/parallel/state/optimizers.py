@@ -17,6 +17,7 @@ from torsh_runtime.parallel.optimizer import DistributedOptimizer
 from torsh_runtime.parallel.state.contents import Contents, Source
 from torsh_runtime.parallel.state.merging import GROUPS, of_pieces, pieces_in
 from torsh_runtime.parallel.state.plain import (
+    check_dense,
     decode,
     encode,
     encode_number,
@@ -65,6 +66,7 @@ class OptimizerState:
             if name in contents.by_pieces | contents.agreed:
                 cut, where = {}, f"{name}/{of.piece.label}"
         for key, each in cut.items():
+            check_dense(f"{name}/{key}", each)
             contents.tensors[f"{name}/{key}"] = ShardedTensor(each, of.piece)
         plain = {
             key: (encode_number if is_common(key, each) else encode)(

@@ -39,6 +39,7 @@ def encode(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
     if isinstance(value, bytes | bytearray):
         return {KEY: "bytes", "base64": base64.b64encode(value).decode()}
     if isinstance(value, ShardedTensor):
+        check_dense(name, value.values)
         while name in tensors:  # of another key, as 1 and "1", or "a/b" and "b" in "a"
             name += "'"
         tensors[name] = value
@@ -57,6 +58,17 @@ def encode(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
         f"numbers, texts, bytes, arrays and lists, tuples and dicts of them can, models, "
         f"optimizers, and what has state_dict() and load_state_dict()"
     )
+
+
+def check_dense(name: str, values: Any) -> None:
+    """Raise ConfigError for a sparse tensor, whose bytes are not in one place."""
+    layout = str(getattr(values, "layout", "torch.strided"))
+    if layout != "torch.strided":
+        raise ConfigError(
+            f"{name} is a tensor of layout {layout}, and only dense ones can be kept: for sparse "
+            f"gradients use an optimizer with dense state, such as SparseAdam, or SGD without "
+            f"momentum"
+        )
 
 
 def encode_number(value: Any, name: str, tensors: dict[str, ShardedTensor]) -> Any:
