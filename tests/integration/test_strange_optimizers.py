@@ -15,10 +15,9 @@ pytestmark = [
 ]
 EXACT = 1e-9
 REFUSED = ("does not compute elementwise", "each rank steps some parameters, and")
-COUPLED = {"LBFGS", "LBFGS once", "LBFGS short", "LBFGS searching", "Polyak", "Sharpness"}
-"""Optimizers that combine parameters, so no way of sharing them out is right."""
-COUPLED |= {"Decayed"}
-ELEMENTWISE = {"Adam", "AdamW", "SGD", "NAdam", "Rprop", "Extragradient"}
+COUPLED = {"LBFGS", "LBFGS once", "LBFGS short", "LBFGS searching"}
+COUPLED |= {"Polyak", "Sharpness", "Decayed"}  # no way of sharing parameters out is right
+ELEMENTWISE = {"AdamW", "Rprop", "Extragradient"}
 
 
 @cache

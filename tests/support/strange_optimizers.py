@@ -110,11 +110,7 @@ def _of(name: str, **named: Any) -> Make:
 
 
 def _kinds() -> dict[str, Make]:
-    found = {
-        name: _of(name)
-        for name in ("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD")
-    }
-    found |= {name: _of(name) for name in ("LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")}
+    found = {name: _of(name) for name in ("Adafactor", "AdamW", "LBFGS", "Rprop")}
     found["LBFGS once"] = _of("LBFGS", max_iter=1)
     found["LBFGS short"] = _of("LBFGS", history_size=2, max_iter=4)
     found["LBFGS searching"] = _of("LBFGS", line_search_fn="strong_wolfe")
@@ -127,9 +123,9 @@ KINDS = _kinds()
 CLOSURES = {"LBFGS", "Polyak", "Sharpness", "Extragradient"}
 OTHERS = {
     "prodigyopt": ("Prodigy",),
-    "dadaptation": ("DAdaptAdam", "DAdaptSGD"),
+    "dadaptation": ("DAdaptAdam",),
     "schedulefree": ("AdamWScheduleFree",),
-    "pytorch_optimizer": ("AdamP", "AdamS", "AvaGrad", "Lamb", "LARS", "DAdaptLion", "Adan"),
+    "pytorch_optimizer": ("AdamP", "AdamS", "AvaGrad", "Lamb", "ASGD"),
 }
 """Packages of optimizers, which are tried where they are installed."""
 for package, names in OTHERS.items():

@@ -23,9 +23,9 @@ _log = logging.getLogger("torsh_runtime")
 _SIZES, _LARGEST = (5, 4), (131, 129)
 """Sizes of the first dimensions, except a cut one; further dimensions have the last size. The
 second are those of the largest matrices that are tried."""
-_GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0), (1.0,) * 24)
-"""Factors of the gradients in each step. The second set is for optimizers that only limit large
-changes, the third for those that estimate a rate from many steps."""
+_GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0, -9.0, -20.0), (1.0,) * 30)
+"""Factors of the gradients in each step. The second set is for optimizers that limit large
+changes, or estimate a rate while norms grow, the third for those that do so in many steps."""
 _STEEP = 100.0
 """Factor of the curvature in one more set, which limits rates that are estimated from it."""
 _UPRIGHT = (0, 1)
@@ -39,10 +39,10 @@ _IN_COMMON = (
     "it changes a parameter by other parameters' gradients as well, as one that clips by a common "
     "norm or estimates a common learning rate does"
 )
-_DERIVES = "does not require grad"
-"""What torch says if gradients have no graph."""
-_RATE = 1e-2
-"""The least learning rate, as a warm-up begins with 0."""
+_DERIVES = "grad_fn"
+"""What torch and optimizers name if gradients have no graph."""
+_RATE, _WHOLE_RATE = 1e-2, 1.0
+"""The least learning rate, as a warm-up begins with 0, and that of optimizers that estimate it."""
 
 
 class Stepped(NamedTuple):
@@ -70,14 +70,15 @@ def trial_of_each(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool
 
     marked: marks of the parameters that are cut, even if ranks own what they can own as a whole.
     """
-    found = _in_all(_tried, optimizer, marked, has_closure)
-    if not (found.is_elementwise and found.is_certain):
-        return found
+    if any(marks.parts for marks in marked.values()):
+        found = _in_all(_tried, optimizer, marked, has_closure)
+        if not (found.is_elementwise and found.is_certain):
+            return found
     return _in_all(_tried_in_turn, optimizer, marked, has_closure)
 
 
 def _in_all(
-    attempt: Callable[[_Steps, Mapping[int, Marks]], Stepped],
+    attempt: _Attempt,
     optimizer: Any,
     marked: Mapping[int, Marks],
     has_closure: bool,
@@ -85,9 +86,11 @@ def _in_all(
     """Make an attempt with each kind of gradients, until one is not elementwise."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     devices = {each.device for each in parameters if each.device.type == "cuda"}
-    kinds: list[tuple[tuple[float, ...], float, int | None]]
-    kinds = [(growth, 1.0, None) for growth in _GROWTHS]
-    kinds += [(_GROWTHS[-1], _STEEP, None), *((_GROWTHS[0], 1.0, left) for left in _UPRIGHT)]
+    short, long = _GROWTHS[0], _GROWTHS[-1]
+    kinds: list[tuple[tuple[float, ...], float, float, int | None]]
+    kinds = [(each, 1.0, _RATE, None) for each in _GROWTHS]
+    kinds += [(long, _STEEP, _RATE, None), (long, 1.0, _WHOLE_RATE, None)]
+    kinds += [(short, 1.0, _RATE, left) for left in _UPRIGHT]
     is_certain = False
     with torch.random.fork_rng(devices=devices):
         for kind in kinds:
@@ -107,6 +110,7 @@ class _Steps(NamedTuple):
     has_closure: bool
     growth: tuple[float, ...]
     steepness: float
+    rate: float
     left: int | None
     """Number of rows in which gradients are not orthogonal to values; None: all."""
     dtype: Any = torch.float64
@@ -118,24 +122,13 @@ def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
         whole = _changes(steps, wholes, False, 0)
         again = _changes(steps, wholes, False, 1)
     except Exception as error:  # a program's own optimizer may raise anything
-        if steps.dtype is torch.float64:  # it may keep state in float32
-            return _tried(steps._replace(dtype=torch.float32), marked)
-        if _DERIVES in str(error):
-            return Stepped(False, "it computes derivatives of gradients")
-        kind = type(steps.optimizer)
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        _log.warning(
-            "whether %s computes elementwise, as it has to on parts of parameters, could not be "
-            "tried: %s: %s",
-            *(name, type(error).__name__, error),
-        )
-        return Stepped(True, is_certain=False)
+        return _without_result(_tried, steps, marked, error)
     if not all(map(torch.equal, whole, again)):  # it draws random numbers
         others = _changes(steps, [each.with_others() for each in wholes], False, 0)
-        return _compared(
-            *([s.cut(v) for s, v in zip(wholes, each, strict=True)] for each in (whole, others)),
-            steps.dtype,
+        one, other = (
+            [s.cut(v) for s, v in zip(wholes, each, strict=True)] for each in (whole, others)
         )
+        return _compared(one, other, steps.dtype)
     try:
         parts = _changes(steps, wholes, True, 0)
     except Exception as error:
@@ -149,10 +142,8 @@ def _tried_in_turn(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
     wholes = _smalls(steps, marked)
     try:
         together = _changes(steps, wholes, False, 0)
-    except Exception:
-        if steps.dtype is torch.float64:
-            return _tried_in_turn(steps._replace(dtype=torch.float32), marked)
-        raise
+    except Exception as error:
+        return _without_result(_tried_in_turn, steps, marked, error)
     for start in (0, 1) if len(wholes) > 1 else ():
         chosen = range(start, len(wholes), 2)
         try:
@@ -164,6 +155,24 @@ def _tried_in_turn(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
         if not found.is_elementwise:
             return Stepped(False, _IN_COMMON)
     return Stepped(True)
+
+
+def _without_result(
+    attempt: _Attempt, steps: _Steps, marked: Mapping[int, Marks], error: Exception
+) -> Stepped:
+    """Make the attempt again in float32, or tell what its error means."""
+    if steps.dtype is torch.float64:  # the optimizer may keep state in float32
+        return attempt(steps._replace(dtype=torch.float32), marked)
+    if _DERIVES in str(error):
+        return Stepped(False, "it computes derivatives of gradients")
+    kind = type(steps.optimizer)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    _log.warning(
+        "whether %s computes elementwise, as it has to on parts of parameters, could not be "
+        "tried: %s: %s",
+        *(name, type(error).__name__, error),
+    )
+    return Stepped(True, is_certain=False)
 
 
 def _named(error: Exception) -> str:
@@ -203,10 +212,15 @@ def _compared(expected: list[Any], found: list[Any], dtype: Any) -> Stepped:
     for one, other in zip(expected, found, strict=True):
         largest = float(one.abs().max()) if one.numel() else 0.0
         differing = float((one - other.reshape(one.shape)).abs().max()) if one.numel() else 0.0
-        if differing > _ROUNDING[dtype] * max(largest, float(other.abs().max()) if one.numel() else 0.0):
+        if differing > _ROUNDING[dtype] * max(
+            largest, float(other.abs().max()) if one.numel() else 0.0
+        ):
             share = differing / max(largest, 1e-30)
             return Stepped(False, f"it changes a part otherwise than a whole, by {share:.2g} of it")
     return Stepped(True, is_certain=is_certain)
+
+
+_Attempt = Callable[[_Steps, Mapping[int, Marks]], Stepped]
 
 
 class _Small:
@@ -286,7 +300,7 @@ def _changes(
     parts = [each.parts_of(is_cut) for each in smalls]
     own = [torch.nn.Parameter(values.clone()) for values, _, _ in parts]
     stand_ins = {id(each): small for each, small in zip(steps.parameters, own, strict=True)}
-    copied = _copied(steps.optimizer, stand_ins)
+    copied = _copied(steps.optimizer, stand_ins, steps.rate)
     step = _without_hooks(copied)
     for growth in steps.growth:
         closure = partial(_gradients, own, parts, growth, chosen)
@@ -319,7 +333,7 @@ def _gradients(
     return loss
 
 
-def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:
+def _copied(optimizer: Any, stand_ins: dict[int, Any], rate: float) -> Any:
     """Return a copy of the optimizer without state and hooks, for other parameters."""
     copied = object.__new__(type(optimizer))
     memo: dict[int, Any] = dict(stand_ins)
@@ -332,7 +346,7 @@ def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:
             vars(copied)[name] = copy.deepcopy(value, memo)
     for group in copied.param_groups:
         if isinstance(group.get("lr"), float | int):
-            group["lr"] = max(group["lr"], _RATE)
+            group["lr"] = max(group["lr"], rate)
         elif isinstance(group.get("lr"), torch.Tensor):
-            group["lr"].clamp_(min=_RATE)
+            group["lr"].clamp_(min=rate)
     return copied
