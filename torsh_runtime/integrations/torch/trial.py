@@ -88,8 +88,8 @@ def _in_all(
     devices = {each.device for each in parameters if each.device.type == "cuda"}
     short, long = _GROWTHS[0], _GROWTHS[-1]
     kinds: list[tuple[tuple[float, ...], float, float, int | None]]
-    kinds = [(each, 1.0, _RATE, None) for each in _GROWTHS]
-    kinds += [(long, _STEEP, _RATE, None), (long, 1.0, _WHOLE_RATE, None)]
+    kinds = [(each, 1.0, rate, None) for rate in (_RATE, _WHOLE_RATE) for each in _GROWTHS]
+    kinds += [(long, _STEEP, _RATE, None)]
     kinds += [(short, 1.0, _RATE, left) for left in _UPRIGHT]
     is_certain = False
     with torch.random.fork_rng(devices=devices):
