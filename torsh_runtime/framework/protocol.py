@@ -204,6 +204,11 @@ class Framework(Protocol[T, V, M]):
         """Tell the framework's own functions which ranks have other parts of a parameter, or the
         same: they refuse what would go wrong."""
 
+    def check_spread(self, optimizer: Any, wrapper: str) -> None:
+        """Raise ConfigError if an optimizer goes wrong where each rank steps some of its
+        parameters, as `wrapper` lets them."""
+        ...
+
     def settle(self, optimizer: Any) -> None:
         """Decide how an optimizer steps on parameters of which ranks have parts, if that is not
         decided yet, so that its state can be loaded. All ranks call it.

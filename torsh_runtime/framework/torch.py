@@ -25,7 +25,7 @@ from torsh_runtime.integrations.torch import parts
 from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
 from torsh_runtime.integrations.torch.marking import mark_optimizers
 from torsh_runtime.integrations.torch.marks import marks_of
-from torsh_runtime.integrations.torch.optimizers import settle
+from torsh_runtime.integrations.torch.optimizers import check_spread, settle
 from torsh_runtime.integrations.torch.watched import watched_type
 
 Tensor = torch.Tensor
@@ -203,6 +203,7 @@ class TorchFramework:
         parts.mark(parameter, mark)
 
     settle = staticmethod(settle)
+    check_spread = staticmethod(check_spread)
 
     def is_piece_of_wrapper(self, parameter: Tensor) -> bool:
         marks = marks_of(parameter)

@@ -187,6 +187,9 @@ class NnFramework:
     def settle(self, optimizer: object) -> None:
         pass  # those of optim compute elementwise
 
+    def check_spread(self, optimizer: object, wrapper: str) -> None:
+        pass
+
     def is_piece_of_wrapper(self, parameter: Tensor) -> bool:
         return False  # mark() keeps none
 

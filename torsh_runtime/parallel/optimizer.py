@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
+from itertools import count
 from typing import Any
 
 from torsh_runtime.comm.objects import gather_object
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework import Module
+from torsh_runtime.framework import Module, framework_of
 from torsh_runtime.parallel.ownership import Ownership
 
 _ANY_MESH = (
@@ -67,8 +68,8 @@ class DistributedOptimizer:
 
         Raises:
             ConfigError: On all ranks for models or parameters that differ, a process_group that
-                does not tell which ranks have the same, and a model that a FullyShardedDataParallel
-                has sharded.
+                does not tell which ranks have the same, a model that a FullyShardedDataParallel
+                has sharded, and an optimizer that changes a parameter by others' gradients as well.
             TypeError: If `optimizer_class` is no class of optimizers.
         """
         whole = optimizer_class(params, **defaults)
@@ -76,6 +77,8 @@ class DistributedOptimizer:
         self._owners = Ownership(process_group, model)
         self._owners.add(self._everything(), getattr(optimizer_class, "__name__", ""))
         self._group = self._owners.group
+        if self._group.world_size > 1:
+            framework_of(self._everything()[0]).check_spread(whole, "DistributedOptimizer")
         self.local = optimizer_class(list(map(self._part, self.param_groups)), **defaults)
         self.local.all_param_groups = self.param_groups  # of which it has this rank's
 
@@ -114,12 +117,14 @@ class DistributedOptimizer:
             self._owners.check_same()
             loss = self.local.step()
         else:
-            loss = self.local.step(partial(self._checked, closure))
+            loss = self.local.step(partial(self._checked, closure, count()))
         self._take_options_back()
         self._owners.send()
         return loss
 
-    def _checked(self, closure: Callable[[], Any]) -> Any:
+    def _checked(self, closure: Callable[[], Any], calls: Iterator[int]) -> Any:
+        if next(calls):  # the optimizer has changed this rank's own parameters since the last call
+            self._owners.send()
         loss = closure()
         self._owners.check_same()
         return loss

@@ -60,6 +60,20 @@ def settle(optimizer: Any) -> None:
     _steps_of(optimizer).settle(optimizer, _needs_closure(optimizer))
 
 
+def check_spread(optimizer: Any, wrapper: str) -> None:
+    """Raise ConfigError if an optimizer goes wrong where each rank steps some of its parameters."""
+    if type(optimizer) in _ELEMENTWISE:
+        return
+    found = trial_of_each(optimizer, {}, _needs_closure(optimizer))
+    if not found.is_certain:  # it may take a closure, and need one
+        found = trial_of_each(optimizer, {}, True)
+    if not found.is_elementwise:
+        raise ConfigError(
+            f"{wrapper}: each rank steps some parameters, and {_name_of(optimizer)} needs all: "
+            f"{found.reason}. Use it without {wrapper}, so that each rank steps all parameters"
+        )
+
+
 def needs_ranks(optimizer: Any) -> bool:
     """Return whether settling how an optimizer can step on parts takes other ranks."""
     return isinstance(optimizer, torch.optim.Optimizer) and type(optimizer) not in _ELEMENTWISE
@@ -225,11 +239,15 @@ def _check_state(optimizer: Any) -> None:
 def _problem(optimizer: Any, found: Stepped, parts: Parts) -> str:
     if found.is_elementwise:
         return ""
-    kind = type(optimizer)
     name = next(iter(parts.values()))[1].parts[0].name
     return (
-        f"{kind.__module__}.{kind.__qualname__} does not compute elementwise, and each rank has a "
+        f"{_name_of(optimizer)} does not compute elementwise, and each rank has a "
         f"part of parameters such as {name!r}: {found.reason}. Use an elementwise optimizer, such "
         f"as SGD, Adam or AdamW, or tr.DistributedDataParallel, with which ranks have whole "
         f"parameters"
     )
+
+
+def _name_of(optimizer: Any) -> str:
+    kind = type(optimizer)
+    return f"{kind.__module__}.{kind.__qualname__}"

@@ -23,10 +23,15 @@ _log = logging.getLogger("torsh_runtime")
 _SIZES, _LARGEST = (5, 4), (131, 129)
 """Sizes of the first dimensions, except a cut one; further dimensions have the last size. The
 second are those of the largest matrices that are tried."""
-_GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0), (1.0,) * 24)
-"""Factors of the gradients in each step. The second set is for optimizers that only limit large
-changes, the third for those that estimate a rate from many steps."""
-_ROUNDING = 1e-3
+_GROWTHS = ((1.0, 1.0, 1.0), (1.0, 9.0, -4.0, -9.0, -20.0), (1.0,) * 30)
+"""Factors of the gradients in each step. The second set is for optimizers that limit large
+changes, or estimate a rate while norms grow, the third for those that do so in many steps."""
+_STEEP = 100.0
+"""Factor of the curvature in one more set, which limits rates that are estimated from it."""
+_UPRIGHT = (0, 1)
+"""Numbers of rows that are left as they are where gradients are orthogonal to the values in each
+row, as those of weights before normalisation: some optimizers project them."""
+_ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3}
 """Largest tolerated difference, relative to the largest change."""
 _RANKS = 2
 """Parts that a small parameter is cut into, along each dimension in which its likes are cut."""
@@ -34,8 +39,10 @@ _IN_COMMON = (
     "it changes a parameter by other parameters' gradients as well, as one that clips by a common "
     "norm or estimates a common learning rate does"
 )
-_RATE = 1e-2
-"""The least learning rate, as a warm-up begins with 0."""
+_DERIVES = "grad_fn"
+"""What torch and optimizers name if gradients have no graph."""
+_RATE, _WHOLE_RATE = 1e-2, 1.0
+"""The least learning rate, as a warm-up begins with 0, and that of optimizers that estimate it."""
 
 
 class Stepped(NamedTuple):
@@ -63,14 +70,15 @@ def trial_of_each(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool
 
     marked: marks of the parameters that are cut, even if ranks own what they can own as a whole.
     """
-    found = _in_all(_tried, optimizer, marked, has_closure)
-    if not (found.is_elementwise and found.is_certain):
-        return found
+    if any(marks.parts for marks in marked.values()):
+        found = _in_all(_tried, optimizer, marked, has_closure)
+        if not (found.is_elementwise and found.is_certain):
+            return found
     return _in_all(_tried_in_turn, optimizer, marked, has_closure)
 
 
 def _in_all(
-    attempt: Callable[[_Steps, Mapping[int, Marks]], Stepped],
+    attempt: _Attempt,
     optimizer: Any,
     marked: Mapping[int, Marks],
     has_closure: bool,
@@ -78,10 +86,16 @@ def _in_all(
     """Make an attempt with each kind of gradients, until one is not elementwise."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     devices = {each.device for each in parameters if each.device.type == "cuda"}
+    short, long = _GROWTHS[0], _GROWTHS[-1]
+    kinds: list[tuple[tuple[float, ...], float, float, int | None]]
+    kinds = [(each, 1.0, rate, None) for rate in (_RATE, _WHOLE_RATE) for each in _GROWTHS]
+    kinds += [(long, _STEEP, _RATE, None)]
+    kinds += [(short, 1.0, _RATE, left) for left in _UPRIGHT]
     is_certain = False
     with torch.random.fork_rng(devices=devices):
-        for growth in _GROWTHS:
-            found = attempt(_Steps(optimizer, parameters, has_closure, growth), marked)
+        for kind in kinds:
+            steps = _Steps(optimizer, parameters, has_closure, *kind)
+            found = attempt(steps, marked)
             if not found.is_elementwise:
                 return found
             is_certain |= found.is_certain
@@ -95,6 +109,11 @@ class _Steps(NamedTuple):
     parameters: list[Any]
     has_closure: bool
     growth: tuple[float, ...]
+    steepness: float
+    rate: float
+    left: int | None
+    """Number of rows in which gradients are not orthogonal to values; None: all."""
+    dtype: Any = torch.float64
 
 
 def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
@@ -103,40 +122,57 @@ def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
         whole = _changes(steps, wholes, False, 0)
         again = _changes(steps, wholes, False, 1)
     except Exception as error:  # a program's own optimizer may raise anything
-        kind = type(steps.optimizer)
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        _log.warning(
-            "whether %s computes elementwise, as it has to on parts of parameters, could not be "
-            "tried: %s: %s",
-            *(name, type(error).__name__, error),
-        )
-        return Stepped(True, is_certain=False)
+        return _without_result(_tried, steps, marked, error)
     if not all(map(torch.equal, whole, again)):  # it draws random numbers
         others = _changes(steps, [each.with_others() for each in wholes], False, 0)
-        return _compared(
-            *([s.cut(v) for s, v in zip(wholes, each, strict=True)] for each in (whole, others))
+        one, other = (
+            [s.cut(v) for s, v in zip(wholes, each, strict=True)] for each in (whole, others)
         )
+        return _compared(one, other, steps.dtype)
     try:
         parts = _changes(steps, wholes, True, 0)
     except Exception as error:
         return Stepped(False, f"on a part it raises {_named(error)}")
-    return _compared([each.cut(value) for each, value in zip(wholes, whole, strict=True)], parts)
+    expected = [each.cut(value) for each, value in zip(wholes, whole, strict=True)]
+    return _compared(expected, parts, steps.dtype)
 
 
 def _tried_in_turn(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
     """Compare steps with all gradients with steps that have those of every second parameter."""
     wholes = _smalls(steps, marked)
-    together = _changes(steps, wholes, False, 0)
+    try:
+        together = _changes(steps, wholes, False, 0)
+    except Exception as error:
+        return _without_result(_tried_in_turn, steps, marked, error)
     for start in (0, 1) if len(wholes) > 1 else ():
         chosen = range(start, len(wholes), 2)
         try:
             alone = _changes(steps, wholes, False, 0, chosen)
         except Exception as error:
             return Stepped(False, f"without some gradients it raises {_named(error)}")
-        found = _compared([together[each] for each in chosen], [alone[each] for each in chosen])
+        one, other = ([found[each] for each in chosen] for found in (together, alone))
+        found = _compared(one, other, steps.dtype)
         if not found.is_elementwise:
             return Stepped(False, _IN_COMMON)
     return Stepped(True)
+
+
+def _without_result(
+    attempt: _Attempt, steps: _Steps, marked: Mapping[int, Marks], error: Exception
+) -> Stepped:
+    """Make the attempt again in float32, or tell what its error means."""
+    if steps.dtype is torch.float64:  # the optimizer may keep state in float32
+        return attempt(steps._replace(dtype=torch.float32), marked)
+    if _DERIVES in str(error):
+        return Stepped(False, "it computes derivatives of gradients")
+    kind = type(steps.optimizer)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    _log.warning(
+        "whether %s computes elementwise, as it has to on parts of parameters, could not be "
+        "tried: %s: %s",
+        *(name, type(error).__name__, error),
+    )
+    return Stepped(True, is_certain=False)
 
 
 def _named(error: Exception) -> str:
@@ -147,7 +183,7 @@ def _smalls(steps: _Steps, marked: Mapping[int, Marks]) -> list[_Small]:
     generator = torch.Generator().manual_seed(0)
     large = _large(steps.optimizer, marked)
     return [
-        _Small(each, marked.get(id(each)), large.get(id(each), _SIZES), generator)
+        _Small(each, marked.get(id(each)), large.get(id(each), _SIZES), generator, steps)
         for each in steps.parameters
     ]
 
@@ -170,16 +206,21 @@ def _is_matrix(parameter: Any, marked: Mapping[int, Marks]) -> bool:
     return marks is not None and marks.ndim == 2
 
 
-def _compared(expected: list[Any], found: list[Any]) -> Stepped:
+def _compared(expected: list[Any], found: list[Any], dtype: Any) -> Stepped:
     """Compare changes. Where nothing has changed, that says nothing."""
     is_certain = any(bool(each.any()) for each in expected)
     for one, other in zip(expected, found, strict=True):
         largest = float(one.abs().max()) if one.numel() else 0.0
         differing = float((one - other.reshape(one.shape)).abs().max()) if one.numel() else 0.0
-        if differing > _ROUNDING * max(largest, float(other.abs().max()) if one.numel() else 0.0):
+        if differing > _ROUNDING[dtype] * max(
+            largest, float(other.abs().max()) if one.numel() else 0.0
+        ):
             share = differing / max(largest, 1e-30)
             return Stepped(False, f"it changes a part otherwise than a whole, by {share:.2g} of it")
     return Stepped(True, is_certain=is_certain)
+
+
+_Attempt = Callable[[_Steps, Mapping[int, Marks]], Stepped]
 
 
 class _Small:
@@ -191,6 +232,7 @@ class _Small:
         marks: Marks | None,
         sizes: tuple[int, ...],
         generator: torch.Generator,
+        steps: _Steps,
     ) -> None:
         self._parts = [] if marks is None else marks.parts
         ndim = parameter.dim() if marks is None else marks.ndim
@@ -198,10 +240,19 @@ class _Small:
         for part in self._parts:
             if shape:
                 shape[part.dim] *= _RANKS + 1
-        dtype = torch.float64 if parameter.dtype is torch.float64 else torch.float32
-        draw = partial(torch.randn, generator=generator, dtype=dtype, device="cpu")
+        draw = partial(torch.randn, generator=generator, dtype=steps.dtype, device="cpu")
         self.values = draw(shape).to(parameter.device)
         self.slopes = draw(shape).to(parameter.device)
+        self.curves = draw(shape).sigmoid().to(parameter.device) * steps.steepness
+        if steps.left is None:
+            self.slopes += self.values
+        elif ndim > 1:
+            _turn(self.slopes, self.values, steps.left)
+
+    def parts_of(self, is_cut: bool) -> tuple[Any, Any, Any]:
+        """Return values, slopes and curvatures, whole or this rank's part of each."""
+        found = self.values, self.slopes, self.curves
+        return tuple(map(self.cut, found)) if is_cut else found
 
     def with_others(self) -> _Small:
         """Return a copy that is equal in this rank's part, and differs in the other ranks'."""
@@ -216,6 +267,14 @@ class _Small:
         for part in self._parts:
             whole = _cut(whole, part)
         return whole
+
+
+def _turn(slopes: Any, values: Any, left: int) -> None:
+    """Make slopes orthogonal to the values in all rows but the last `left`."""
+    own, other = slopes.flatten(1), values.flatten(1)
+    rows = slice(0, len(own) - left)
+    share = (own * other).sum(1, keepdim=True) / other.square().sum(1, keepdim=True)
+    own[rows] -= (share * other)[rows]
 
 
 def _cut(whole: Any, part: Part) -> Any:
@@ -238,17 +297,16 @@ def _changes(
     chosen: numbers of those that have gradients; None: all.
     """
     torch.manual_seed(seed)
-    before = [each.cut(each.values) if is_cut else each.values for each in smalls]
-    slopes = [each.cut(each.slopes) if is_cut else each.slopes for each in smalls]
-    own = [torch.nn.Parameter(each.clone()) for each in before]
+    parts = [each.parts_of(is_cut) for each in smalls]
+    own = [torch.nn.Parameter(values.clone()) for values, _, _ in parts]
     stand_ins = {id(each): small for each, small in zip(steps.parameters, own, strict=True)}
-    copied = _copied(steps.optimizer, stand_ins)
+    copied = _copied(steps.optimizer, stand_ins, steps.rate)
     step = _without_hooks(copied)
     for growth in steps.growth:
-        closure = partial(_gradients, own, slopes, growth, chosen)
+        closure = partial(_gradients, own, parts, growth, chosen)
         closure()
         step(*(closure,) * steps.has_closure)
-    return [each.detach() - first for each, first in zip(own, before, strict=True)]
+    return [each.detach() - first for each, (first, _, _) in zip(own, parts, strict=True)]
 
 
 def _without_hooks(optimizer: Any) -> Callable[..., Any]:
@@ -258,17 +316,24 @@ def _without_hooks(optimizer: Any) -> Callable[..., Any]:
     return partial(own, optimizer)
 
 
+@torch.no_grad()
 def _gradients(
-    parameters: list[Any], slopes: list[Any], growth: float, chosen: Sequence[int] | None
+    parameters: list[Any],
+    parts: list[tuple[Any, Any, Any]],
+    growth: float,
+    chosen: Sequence[int] | None,
 ) -> Any:
-    """Set the parameters' gradients, and return a loss."""
-    for number, (each, slope) in enumerate(zip(parameters, slopes, strict=True)):
+    """Set the parameters' gradients, and return their loss, which is a sum over the elements."""
+    loss = torch.tensor(1.0, dtype=parameters[0].dtype)
+    for number, (each, (first, slope, curve)) in enumerate(zip(parameters, parts, strict=True)):
         if chosen is None or number in chosen:
-            each.grad = slope * growth + each.detach()
-    return torch.tensor(1.0)
+            change = each - first
+            each.grad = slope * growth + curve * change
+            loss += (change * (slope * growth + curve * change / 2)).sum().cpu()
+    return loss
 
 
-def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:
+def _copied(optimizer: Any, stand_ins: dict[int, Any], rate: float) -> Any:
     """Return a copy of the optimizer without state and hooks, for other parameters."""
     copied = object.__new__(type(optimizer))
     memo: dict[int, Any] = dict(stand_ins)
@@ -281,7 +346,7 @@ def _copied(optimizer: Any, stand_ins: dict[int, Any]) -> Any:
             vars(copied)[name] = copy.deepcopy(value, memo)
     for group in copied.param_groups:
         if isinstance(group.get("lr"), float | int):
-            group["lr"] = max(group["lr"], _RATE)
+            group["lr"] = max(group["lr"], rate)
         elif isinstance(group.get("lr"), torch.Tensor):
-            group["lr"].clamp_(min=_RATE)
+            group["lr"].clamp_(min=rate)
     return copied
