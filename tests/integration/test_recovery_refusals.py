@@ -235,6 +235,8 @@ def test_ranks_that_do_not_join_are_named(torshrun: Launcher) -> None:
 
 def test_replicas_whose_values_a_replacement_would_lack(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_joined", False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
     tr.init_process_group()
     try:
         model, other = (tr.DistributedDataParallel(nn.Linear(2, 1)) for _ in range(2))
