@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch._C import _distributed_c10d
 
@@ -18,7 +18,6 @@ from torsh_runtime.store.base import Entry
 
 T = TypeVar("T")
 c10d: Any = _distributed_c10d
-_Base = object if TYPE_CHECKING else c10d.Store
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.1
 """Seconds between two checks for keys; each pause is twice as long as the one before."""
 _LEAST = 0.01
@@ -175,7 +174,7 @@ class FreshKeys:
         return self._store.scoped(f"{int(entry.value) + 1 if entry else 1}/")
 
 
-class UnsharedStore(_Base):
+class UnsharedStore(c10d.Store):  # type: ignore[misc]
     """Has the place of torch's store in a worker that replaces a lost one, and refuses all calls.
 
     Rank 0, which serves the store, may have been lost as well. A store of the worker's own would
