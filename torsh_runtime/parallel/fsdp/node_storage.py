@@ -47,7 +47,7 @@ class Nodes:
         self._released = needed
 
     def _needed(self) -> list[NodeStorage]:
-        """Meet the ranks of this node, and return the storages that any of them still needs."""
+        """Wait for the ranks of this node, and return the storages that any of them still needs."""
         early = [each for each in self._released if each.is_early]
         if not early:
             self.here.barrier()
