@@ -30,11 +30,16 @@ RECOVERY = "torsh/recovery/"
 """Prefix, in the round's store, of what a job that recovers without restarts writes there. Each
 agent and its own workers have these keys for themselves:
 joined/<start>/<rank> and left/<start>/<rank> by workers, where <start> is the round in which that
-process began; over/<round> by the agent, once a worker of the round is
-lost, with the rank of one that has ended well and is not replaced; parked/<round>/<rank>
-by each survivor, with the seconds of its longest step; corrupted/<start>/<rank> by one of the ranks
-whose state is corrupt, with the facts; round/<round> by the agent, with the number
-of restarts, once the lost workers have been replaced."""
+process began, and LEFT_EARLY the value if it did not take all steps; over/<round> by the agent,
+once a worker of the round is lost, with the rank of one that has ended well and is not replaced;
+parked/<round>/<rank> by each survivor, with the seconds of its longest step;
+corrupted/<start>/<rank> by one of the ranks whose state is corrupt, with the facts; round/<round>
+by the agent, with the number of restarts, once the lost workers have been replaced."""
+LEFT_EARLY = b"early"
+EXITED = "torsh/exited/"
+"""Prefix, in the round's store, of the rank that has ended well before the last step of a job that
+recovers without restarts, by round. Its agent writes it, and those of other nodes tell their own
+workers."""
 
 ENDS_AT = "TORSH_ENDS_AT"
 """Variable with the end of the job's time, in seconds of the worker's host's monotonic clock."""

@@ -18,6 +18,8 @@ from support.launcher import Launcher
 from support.nodes import QUICK, Job, Node
 from support.processes import soon
 
+from torsh_runtime.elastic.rounds import NOTICE_OF_NODES
+
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
 EACH = 2
 """Number of workers of a node."""
@@ -300,6 +302,41 @@ def test_a_node_whose_workers_have_not_joined_has_all_start_again(
         ends = [node.end(60) for node in nodes]
     assert [code for code, _ in ends] == [0, 0], ends
     assert all(output.count("done 1") == EACH for _, output in ends), ends
+
+
+WAYS_OUT = {"exits": "os._exit(0)", "leaves the block": "sys.exit(0)", "leaves the loop": "break"}
+
+
+@pytest.mark.parametrize("way", WAYS_OUT)
+def test_an_early_end_of_all_workers_of_a_node_ends_the_others_at_once(
+    torshrun: Launcher, way: str
+) -> None:
+    within, behind = ("pass", "break") if way == "leaves the loop" else (WAYS_OUT[way], "pass")
+    script = torshrun.script(
+        f"""
+        import torsh_runtime as tr
+        from torsh_runtime import nn, optim
+        tr.init_process_group()
+        model = nn.Linear(2, 1)
+        nn.init.zeros_(model.weight); nn.init.zeros_(model.bias)
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        job = tr.elastic.join(model=model, optimizer=optimizer)
+        for step in job.steps(9):
+            is_early = rank >= {EACH} and step.number == 3
+            with step:
+                if is_early:
+                    {within}
+                step.commit()
+            if is_early:
+                {behind}
+        """
+    )
+    begun = time.monotonic()
+    with Job.over_tcp(torshrun, "2", f"--nproc-per-node={EACH}", "--max-restarts=1") as job:
+        ends = [node.end(NOTICE_OF_NODES) for node in (job.start(script), job.start(script))]
+    assert time.monotonic() - begun < NOTICE_OF_NODES
+    assert all(code == 79 for code, _ in ends), ends
+    assert "it has ended with exit code 0 before the last step" in "".join(out for _, out in ends)
 
 
 def test_when_the_budget_is_spent_the_job_ends_as_ever(torshrun: Launcher) -> None:

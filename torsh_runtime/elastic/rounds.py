@@ -7,7 +7,7 @@ import json
 import os
 import threading
 
-from torsh_runtime.contract import RECOVERY
+from torsh_runtime.contract import LEFT_EARLY, RECOVERY
 from torsh_runtime.errors import PeerLost, StateCorrupted, StoreError, StoreTimeout, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
@@ -50,10 +50,22 @@ class Rounds:
         """Tell the agent that this worker can go on without others, and has a whole state."""
         self._store.put(f"joined/{self._start}/{self._rank}", b"")
 
-    def leave(self) -> None:
-        """Tell the agent that the loss of a worker ends this one from now on, as in other jobs."""
+    def enter(self) -> None:
+        """Wait, in a replacement, until its round is formed: it is started before the others have
+        left the last one. The wait has no limit, like that of next().
+        """
+        self._say("waits until the others have left the last round")
+        self._wait(f"round/{self._start}")
+        self._say("")
+
+    def leave(self, *, is_early: bool) -> None:
+        """Tell the agent that the loss of a worker ends this one from now on, as in other jobs.
+
+        Args:
+            is_early: Whether this worker did not take all steps, so that others may wait for it.
+        """
         self._left.set()
-        self._store.put(f"left/{self._start}/{self._rank}", b"")
+        self._store.put(f"left/{self._start}/{self._rank}", LEFT_EARLY if is_early else b"")
 
     def note_corrupted(self, found: StateCorrupted) -> None:
         """Tell the agent which ranks have a corrupt state, and whether they are healed."""
@@ -107,7 +119,8 @@ class Rounds:
 
     def _listen(self, number: int, left: threading.Event) -> None:
         try:
-            self._wait(f"over/{number}")
+            if self._wait(f"over/{number}"):
+                return  # a rank has ended well: who needed it notices, and others may be through
         except StoreError:
             return  # the agent is gone, and this process with it
         while not left.is_set():

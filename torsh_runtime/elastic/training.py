@@ -194,6 +194,7 @@ class Training:
         self._total = total
         self._parts.guard()
         step: Step | None = None
+        is_through = False
         try:
             while True:
                 while self.number < total:
@@ -203,12 +204,13 @@ class Training:
                     if step.is_lost:  # what followed its block follows the repeated one again
                         self._parts.go_back()
                 if self._all_are_through():
+                    is_through = True
                     return
         finally:
             self._parts.forget()
             has_failed = step is not None and step.has_failed
             if self._rounds is not None and not has_failed:  # or its end counts as a loss
-                self._rounds.leave()
+                self._rounds.leave(is_early=not is_through)
             self._rounds = None
 
     def begin(self) -> None:
@@ -222,6 +224,7 @@ class Training:
     def replace(self) -> None:
         """Take the place of a lost worker, with the state of the others."""
         assert self._rounds is not None
+        self._rounds.enter()
         self._rounds.follow()
         try:
             self._meet(self._rounds)

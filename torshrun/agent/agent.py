@@ -43,7 +43,7 @@ from torshrun.workers.leftovers import Stage, describe
 from torshrun.workers.logs.pump import LogPump
 from torshrun.workers.processes import kill_descendants, reap_orphans
 from torshrun.workers.refused_start import why_refused
-from torshrun.workers.spec import WorkerSpec, assign
+from torshrun.workers.spec import Assignment, WorkerSpec, assign
 from torshrun.workers.worker import Worker
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Agent:
         self._recovery = Recovery(self._loop, self._group, self._post, Corruption(self._tell).take)
         self._reporting: asyncio.Task[None] | None = None
         self._round: Round | None = None
+        self._place: base.NodeAssignment | None = None
         self._diagnosing: asyncio.Task[None] | None = None
         self._settling: asyncio.Task[None] | None = None
         self._last_signal, self._signalled = 0, 0.0
@@ -400,6 +401,7 @@ class Agent:
             await self._close_round()
             workers = config.nproc_per_node
             self._round = await Round.open(self.serve_store, self.scratch, place, workers)
+            self._place = place
             self._telemetry.pages = self._round.pages
             self._telemetry.status_file = self._round.pages.path
             self._tell.round_started(place)
@@ -409,7 +411,7 @@ class Agent:
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
             self._group.start(assign(self.spec, first, folder))
             if config.max_restarts:
-                self._recovery.start(store.store)
+                self._recovery.start(store.store, is_alone=config.is_alone)
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._refuse_start(f"cannot start the workers: {error}")
 
@@ -424,9 +426,12 @@ class Agent:
     async def _mend(self, instruction: protocol.Mend) -> None:
         if isinstance(instruction, protocol.EndRound):
             await self._end_round()
+        elif isinstance(instruction, protocol.StartAhead):
+            await self._start_ahead(instruction.ranks)
         elif isinstance(instruction, protocol.TellExited):
             assert self._round is not None
-            await self._recovery.tell_exited(self._round.number, instruction.rank)
+            rank, on_all_nodes = instruction
+            await self._recovery.tell_exited(self._round.number, rank, on_all_nodes)
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
         elif isinstance(instruction, protocol.WatchOn):
@@ -444,6 +449,34 @@ class Agent:
         self._slowness.stop()
         assert self._round is not None
         await self._recovery.end_round(self._round.number)
+
+    async def _start_ahead(self, ranks: Sequence[int]) -> None:
+        """Start replacements while the survivors leave the round. They wait in join()."""
+        now, a_round = self._place, self._round
+        assert now is not None
+        assert a_round is not None
+        place = replace(now, round=now.round + 1, restarts=now.restarts + 1)
+        if await self._gpus.before_replacement():
+            return  # the next round is to be refused
+        try:
+            self._group.start_ahead(self._replacements(ranks, place, a_round, "_ahead"))
+        except (OSError, RuntimeError, TorshError) as error:
+            self._refuse_start(f"cannot start the workers: {error}")
+
+    def _replacements(
+        self, ranks: Sequence[int], place: base.NodeAssignment, a_round: Round, mark: str = ""
+    ) -> Sequence[Assignment]:
+        """Return new workers in the place of these, in the store and pages of the survivors."""
+        for rank in ranks:
+            a_round.pages.clear(rank - place.first_rank)
+        store, ends_at = a_round.store, self._time_limit.ends_at
+        first = first_worker(
+            self.config, place, self.scratch, store.endpoint, store.secret, ends_at
+        )
+        first = replace(first, status_file=a_round.pages.path, is_replacement=True)
+        folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
+        everyone = assign(self.spec, first, folder, mark)
+        return [each for each in everyone if each.worker.rank in ranks]
 
     async def _report_lost(
         self,
@@ -482,19 +515,12 @@ class Agent:
             if broken:
                 self._refuse_start(broken, exit_codes.GPU_BROKEN)
                 return
-            self._round = before._replace(number=place.round)
+            self._round, self._place = before._replace(number=place.round), place
             self._tell.round_started(place)
-            for rank in ranks:
-                before.pages.clear(rank - place.first_rank)
-            store, ends_at = before.store, self._time_limit.ends_at
-            first = first_worker(
-                self.config, place, self.scratch, store.endpoint, store.secret, ends_at
-            )
-            first = replace(first, status_file=before.pages.path, is_replacement=True)
-            folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
-            everyone = assign(self.spec, first, folder)
+            late = [rank for rank in ranks if rank not in self._group.ahead]
+            self._group.replace(self._replacements(late, place, before))
+            # Not before: who joins has to be a worker by then.
             await self._recovery.begin_round(place.round, place.restarts)
-            self._group.replace([each for each in everyone if each.worker.rank in ranks])
         except (OSError, RuntimeError, TorshError) as error:
             self._refuse_start(f"cannot start the workers: {error}")
 

@@ -238,7 +238,9 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
         if state.lost:
             return _stop_workers(config, state, "failure")
         return state, (protocol.TellStanding("unable"),)
-    return mending.tell(state)
+    state, told = mending.tell(state)
+    is_lost = isinstance(event, protocol.WorkerEnded)
+    return state, (*told, protocol.StartAhead((event.rank,))) if is_lost else told
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:
@@ -261,7 +263,8 @@ def _on_worker_exit(config: LaunchConfig, state: Running, event: protocol.Worker
     alive = state.alive - {event.rank}
     if not alive:
         if not failed:
-            return _stop_workers(config, state, "done", signo=_NO_SIGNAL)
+            stopping, stop = _stop_workers(config, state, "done", signo=_NO_SIGNAL)
+            return stopping, (*mending.tell_exited(config, state, event.rank), *stop)
         return _stop_workers(config, state, "failure")
     if state.attempt.noticed and event.status == _MADE_ROOM:
         return _stop_workers(
@@ -270,7 +273,7 @@ def _on_worker_exit(config: LaunchConfig, state: Running, event: protocol.Worker
     if event.status & 0x7F in FIRST_CAUSES:  # it follows from nothing that there is to wait for
         return _stop_workers(config, state, "failure")
     if not failed:
-        told = (protocol.TellExited(event.rank),) if state.joined - {event.rank} else ()
+        told = mending.tell_exited(config, state, event.rank)
         return replace(state, alive=alive), told
     settle = protocol.Settle(state.attempt.round, SETTLE_SECONDS)
     first = not state.failing

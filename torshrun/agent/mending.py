@@ -22,7 +22,18 @@ def joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
     fresh, joined = state.fresh - {event.rank}, state.joined - {event.rank}
     if isinstance(event, protocol.Joined):
         joined |= {event.rank} & state.alive
+    elif event.is_early:
+        state = replace(state, early=state.early | {event.rank})
     return replace(state, joined=joined, fresh=fresh)
+
+
+def tell_exited(config: LaunchConfig, state: Running, rank: int) -> tuple[protocol.TellExited, ...]:
+    """Tell those who may wait for a worker that has ended well, if it did so before the last
+    step, or others here have not left yet."""
+    on_all_nodes = not config.is_alone and rank in state.joined | state.early
+    if not on_all_nodes and not state.joined - {rank}:
+        return ()
+    return (protocol.TellExited(rank, on_all_nodes),)
 
 
 def owed_notices(
@@ -96,7 +107,8 @@ def begin(state: Running, *lost: int) -> Step:
         awaited=state.joined & alive,
     )
     mending, told = tell(mending)
-    return mending, (protocol.EndRound(), *told)
+    ahead = (protocol.StartAhead(lost),) if lost else ()
+    return mending, (protocol.EndRound(), *told, *ahead)
 
 
 def end_round(config: LaunchConfig, state: Running) -> Step:

@@ -84,6 +84,8 @@ class Left(NamedTuple):
     """A worker that had joined goes on alone, and cannot meet a replacement any more."""
 
     rank: int
+    is_early: bool = False
+    """True if it did not take all steps."""
 
 
 class Parked(NamedTuple):
@@ -152,11 +154,19 @@ class EndRound(NamedTuple):
     """Tell the survivors that the round is over; nobody is stopped."""
 
 
+class StartAhead(NamedTuple):
+    """Start processes that will be workers of the next round, in the place of these. ReplaceWorkers
+    takes those that still run."""
+
+    ranks: tuple[int, ...]
+
+
 class TellExited(NamedTuple):
     """Tell workers that go on without others that this one has ended well, and nobody replaces
     it."""
 
     rank: int
+    on_all_nodes: bool = False
 
 
 class TellStanding(NamedTuple):
@@ -222,7 +232,7 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Mend = EndRound | TellStanding | TellExited | KillWorkers | WatchOn | ReplaceWorkers
+Mend = EndRound | StartAhead | TellStanding | TellExited | KillWorkers | WatchOn | ReplaceWorkers
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torsh_runtime.contract import RECOVERY
+from torsh_runtime.contract import EXITED, LEFT_EARLY, RECOVERY
 from torsh_runtime.errors import StoreError
-from torsh_runtime.store.base import Store
+from torsh_runtime.store.base import Compare, Put, Store
 from torshrun.agent import protocol
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.worker import Worker
@@ -34,24 +35,34 @@ class Recovery:
 
     def __post_init__(self) -> None:
         self._store: Store | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._ending = -1
         """The number of the round whose workers are to park; -1 if there is none."""
 
-    def start(self, store: Store) -> None:
-        """Follow the workers that have this store."""
+    def start(self, store: Store, *, is_alone: bool) -> None:
+        """Follow the workers that have this store, and what agents of other nodes tell there."""
         self._store = store
-        self._watching = self.loop.create_task(self._watch(store))
-        # What goes wrong there is an internal error of a callback, and not forgotten.
-        self._watching.add_done_callback(lambda task: task.cancelled() or task.result())
+        self._spawn(self._watch(store))
+        if not is_alone:
+            self._spawn(self._watch_others(store))
 
     def stop(self) -> None:
         """Follow no worker any more."""
         self._cancel_timer()
-        if self._watching is not None:
-            self._watching.cancel()
-        self._store = self._watching = None
+        for task in self._tasks:
+            task.cancel()
+        self._store = None
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():  # what goes wrong is an internal error, and not forgotten
+            task.result()
 
     async def end_round(self, number: int) -> None:
         """Tell the survivors that the round is over. They have a while to park."""
@@ -60,10 +71,12 @@ class Recovery:
         self._allow(PARK_BOUND)
         await self._store.put(f"{RECOVERY}over/{number}", b"")
 
-    async def tell_exited(self, number: int, rank: int) -> None:
+    async def tell_exited(self, number: int, rank: int, on_all_nodes: bool) -> None:
         """Tell workers that wait for this one that it has ended well, and no round follows."""
         assert self._store is not None
         await self._store.put(f"{RECOVERY}over/{number}", str(rank).encode())
+        if on_all_nodes:  # in their store, which may take its time
+            self._spawn(_put_first(self._store, f"{EXITED}{number}", str(rank).encode()))
 
     async def begin_round(self, number: int, restarts: int) -> None:
         """Tell the survivors to meet again in this round."""
@@ -80,12 +93,22 @@ class Recovery:
                     key = event.key.removeprefix(RECOVERY)
                     self._take(key.split("/"), event.value or b"")
 
+    async def _watch_others(self, store: Store) -> None:
+        """Tell the workers here of one of any node that has ended well before the last step."""
+        with contextlib.suppress(StoreError):
+            listing = await store.list(EXITED)
+            for item in listing.items:
+                await _put_first(store, _over(item.key), item.value)
+            async with contextlib.aclosing(store.watch(EXITED, listing.revision)) as events:
+                async for event in events:
+                    await _put_first(store, _over(event.key), event.value or b"")
+
     def _take(self, key: Sequence[str], value: bytes) -> None:
         match key:
             case ["joined", start, rank] if self._is_present(start, rank):
                 self.post(protocol.Joined(int(rank)))
             case ["left", start, rank] if self._is_present(start, rank):
-                self.post(protocol.Left(int(rank)))
+                self.post(protocol.Left(int(rank), value == LEFT_EARLY))
             case ["corrupted", start, rank] if self._is_present(start, rank):
                 self.on_corrupted(value)
             case ["parked", number, rank] if number == str(self._ending):
@@ -109,6 +132,16 @@ class Recovery:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+async def _put_first(store: Store, key: str, value: bytes) -> None:
+    """Write a key unless it exists, and the store can be reached."""
+    with contextlib.suppress(StoreError):
+        await store.transact((Compare(key, 0),), (Put(key, value),))
+
+
+def _over(exited: str) -> str:
+    return f"{RECOVERY}over/{exited.removeprefix(EXITED)}"
 
 
 def _is(worker: Worker, start: str, rank: str) -> bool:

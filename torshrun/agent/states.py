@@ -32,6 +32,8 @@ class Running:
     """True if a worker has failed; others may be about to."""
     joined: frozenset[int] = frozenset()
     """Ranks that can go on without others: see elastic.join()."""
+    early: frozenset[int] = frozenset()
+    """Ranks that had joined, and have left before the last step."""
     fresh: frozenset[int] = frozenset()
     """Ranks that have been replaced, and have not joined yet."""
     owed: frozenset[tuple[int, int]] = frozenset()

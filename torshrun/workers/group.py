@@ -80,6 +80,7 @@ class WorkerGroup:
         """All of the round, by local rank."""
         self.endings: list[Worker] = []
         """Those that run no more, in the order in which they ended."""
+        self._ahead: dict[int, Worker] = {}  # those of the next round, by local rank
         self._stopping = self._sweeping = self._told = False
 
     def start(self, assignments: Sequence[Assignment]) -> None:
@@ -88,20 +89,35 @@ class WorkerGroup:
         first = assignments[0].worker
         self._seen.become("starting", f"{len(assignments)} workers", round=first.round)
         for assignment in assignments:
-            self._spawn(assignment)
+            worker, ends = self._open(assignment)
+            self.workers.append(worker)
+            self._spawn(worker, ends)
         self._settle()
 
-    def replace(self, assignments: Sequence[Assignment]) -> None:
-        """Start workers in the place of those of the same local ranks, which run no more."""
-        self.begun, self.endings = time.monotonic(), []
-        self._told, self._num_starting = False, len(assignments)
+    def start_ahead(self, assignments: Sequence[Assignment]) -> None:
+        """Start processes in the place of workers that run no more, for replace() to take.
+
+        Until then they do not count as workers. The end of one has no effect, and it gets no notice
+        of notify(), but it is stopped with all others.
+        """
         for assignment in assignments:
             place = assignment.worker
             self._orphans.end_those_of(self.workers[place.local_rank], place.round)
-            self._spawn(assignment)
-            self.workers[place.local_rank] = self.workers.pop()
-        self._become("starting", f"{len(assignments)} replacements")
+            worker, ends = self._open(assignment)
+            self._ahead[place.local_rank] = worker
+            self._spawn(worker, ends)
         self._settle()
+
+    def replace(self, assignments: Sequence[Assignment]) -> None:
+        """Begin the next round with those that were started ahead, and these, which were not."""
+        self.begun, self.endings = time.monotonic(), []
+        self.start_ahead(assignments)
+        for local_rank, worker in self._ahead.items():
+            self.workers[local_rank] = worker
+        self._become("starting", f"{len(self._ahead)} replacements")
+        self._ahead = {}
+        self._told, self._num_starting = False, sum(not each.pid for each in self.workers)
+        self._tell_started()
 
     def kill(self, ranks: Collection[int]) -> None:
         """Kill these workers with SIGKILL."""
@@ -199,9 +215,12 @@ class WorkerGroup:
         able = [
             number
             for number, each in self._present.items()
-            if rank in (None, each.rank) and handles(each.pid, signo)
+            if rank in (None, each.rank) and not self._is_ahead(each) and handles(each.pid, signo)
         ]
-        for worker_id in able if handled_only else [reports.ALL]:
+        everybody = [reports.ALL]
+        if self._ahead:  # it would be their end, as nobody handles a signal from the start on
+            everybody = [n for n, each in self._present.items() if not self._is_ahead(each)]
+        for worker_id in able if handled_only else everybody:
             self.keeper.signal(worker_id, signo, alone=True)
         self._flush()
 
@@ -210,7 +229,8 @@ class WorkerGroup:
         and wait for them: of two requests at a time faulthandler heeds one, and the other ends it.
         To any other process the signal would be the end.
         """
-        asked = [each for each in self._present.items() if _can_leave_stack(each[1])]
+        workers = [each for each in self._present.items() if not self._is_ahead(each[1])]
+        asked = [each for each in workers if _can_leave_stack(each[1])]
         for number, _ in asked:
             self.keeper.signal(number, STACK_SIGNAL, alone=True)
         self._flush()
@@ -243,7 +263,16 @@ class WorkerGroup:
         """Return the ranks of the workers that have not ended."""
         pending = (worker for worker, _ in self._pending)
         started = (worker for worker in self._present.values() if worker.alive)
-        return tuple(worker.rank for worker in (*started, *pending))
+        both = (*started, *pending)
+        return tuple(worker.rank for worker in both if not self._is_ahead(worker))
+
+    @property
+    def ahead(self) -> frozenset[int]:
+        """Return the ranks of those that start_ahead() has started, and that have not ended."""
+        return frozenset(worker.rank for worker in self._ahead.values())
+
+    def _is_ahead(self, worker: Worker) -> bool:
+        return worker in self._ahead.values()
 
     def close(self) -> None:
         """Stop listening to the keeper, and sending to it."""
@@ -260,11 +289,12 @@ class WorkerGroup:
         round_number = self.workers[0].assignment.worker.round if self.workers else "none"
         self._seen.become(state, why, round=round_number)
 
-    def _spawn(self, assignment: Assignment) -> None:
+    def _open(self, assignment: Assignment) -> tuple[Worker, list[int]]:
+        """Return a worker that is to be started, and the ends of its streams."""
         streams = self.pump.open(assignment.worker, assignment.folder)
-        ends = [streams[0].source.end, streams[-1].source.end]
-        worker = Worker(assignment, streams)
-        self.workers.append(worker)
+        return Worker(assignment, streams), [streams[0].source.end, streams[-1].source.end]
+
+    def _spawn(self, worker: Worker, ends: list[int]) -> None:
         if not self._begin(worker, ends):
             self._pending.append((worker, ends))
 
@@ -275,9 +305,9 @@ class WorkerGroup:
         if self.standbys:
             environ = {**environ, **self.standbys.variables(assignment.worker)}
             if parked := self.standbys.take(assignment, environ, fds):
-                self._present[parked.worker_id], worker.pid = worker, parked.pid
+                self._present[parked.worker_id] = worker
                 worker.started = time.monotonic()
-                self._num_starting -= 1
+                self._note_started(worker, parked.pid)
                 _close_all(ends)
                 return True
             if self.standbys.expects(assignment):
@@ -303,6 +333,11 @@ class WorkerGroup:
         self._flush()
         self._tell_started()
 
+    def _note_started(self, worker: Worker, pid: int) -> None:
+        worker.pid = pid
+        if not self._is_ahead(worker):
+            self._num_starting -= 1
+
     def _tell_started(self) -> None:
         if self.workers and not self._num_starting and not self._stopping and not self._told:
             self._told = True
@@ -320,8 +355,7 @@ class WorkerGroup:
             if self.standbys and self.standbys.on_report(report):
                 self._flush()
             elif isinstance(report, reports.Spawned):
-                self._present[report.worker_id].pid = report.pid
-                self._num_starting -= 1
+                self._note_started(self._present[report.worker_id], report.pid)
                 self._tell_started()
             elif isinstance(report, reports.Ending):
                 self._end(self._present[report.worker_id], report.status)
@@ -351,7 +385,8 @@ class WorkerGroup:
         worker = self._present.pop(report.worker_id)
         if isinstance(report, reports.SpawnFailed):
             worker.alive = False
-            self.listener.on_not_started(worker, report)
+            if not self._forget_ahead(worker):  # replace() tries again, and says so
+                self.listener.on_not_started(worker, report)
         else:
             if worker.alive:
                 self._end(worker, report.status)
@@ -366,8 +401,18 @@ class WorkerGroup:
         worker.status = status
         worker.seconds = time.monotonic() - worker.started
         worker.stopped = self._stopping
-        self.endings.append(worker)
-        self.listener.on_end(worker)
+        if not self._forget_ahead(worker):
+            self.endings.append(worker)
+            self.listener.on_end(worker)
+
+    def _forget_ahead(self, worker: Worker) -> bool:
+        """Forget a worker of the next round; return False if it is none."""
+        is_ahead = self._is_ahead(worker)
+        if is_ahead:
+            if worker.pid and not self._stopping:
+                self._orphans.end_those_of(worker, worker.assignment.worker.round)
+            del self._ahead[worker.assignment.worker.local_rank]
+        return is_ahead
 
     def _sweep(self) -> None:
         self._cancel_timer()

@@ -196,15 +196,19 @@ class Assignment:
     """Like WorkerSpec.shares_session."""
 
 
-def assign(spec: WorkerSpec, first: WorkerEnv, folder: str) -> tuple[Assignment, ...]:
+def assign(
+    spec: WorkerSpec, first: WorkerEnv, folder: str, mark: str = ""
+) -> tuple[Assignment, ...]:
     """Return the assignments of this node's workers, in the order of their local ranks.
 
     `first` is the place of the first worker without its error file, and `folder` the attempt's
-    directory if output is kept. Raise ConfigError for values that no worker should get: some come
-    from other nodes.
+    directory if output is kept. `mark` is in the names of their files for the agent, which differ
+    from those of other workers of that round with the same ranks. Raise ConfigError for values that
+    no worker should get: some come from other nodes.
     """
     _check(first)
-    return tuple(_assignment(spec, first, folder, rank) for rank in range(first.local_world_size))
+    ranks = range(first.local_world_size)
+    return tuple(_assignment(spec, first, folder, rank, mark) for rank in ranks)
 
 
 def _check(place: WorkerEnv) -> None:
@@ -227,14 +231,16 @@ def _is_host(text: str) -> bool:
         return False
 
 
-def _assignment(spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int) -> Assignment:
+def _assignment(
+    spec: WorkerSpec, first: WorkerEnv, folder: str, local_rank: int, mark: str
+) -> Assignment:
     place = replace(
         first,
         rank=first.rank + local_rank,
         role_rank=first.role_rank + local_rank,
         local_rank=local_rank,
-        error_file=f"{first.scratch}/error_{first.round}_{local_rank}.json",
-        stack_file=f"{first.scratch}/stack_{first.round}_{local_rank}",
+        error_file=f"{first.scratch}/error_{first.round}_{local_rank}{mark}.json",
+        stack_file=f"{first.scratch}/stack_{first.round}_{local_rank}{mark}",
     )
     own = {**place.to_environ(), **_slurms(place, spec.environ), **spec.own_environ[local_rank]}
     encoded_environment(own)

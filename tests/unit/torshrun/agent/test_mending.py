@@ -56,13 +56,21 @@ def play(
     return state, done[1:]
 
 
+def started_ahead(done: list[m.Instruction]) -> list[int]:
+    return [rank for each in done if isinstance(each, m.StartAhead) for rank in each.ranks]
+
+
+def without_starts(done: list[m.Instruction]) -> list[m.Instruction]:
+    return [each for each in done if not isinstance(each, m.StartAhead)]
+
+
 def test_survivors_park_and_the_lost_worker_is_replaced() -> None:
     state, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, KILLED))
     assert machine.summary(state)[0] == "mending"
-    assert done == [m.EndRound(), TOLD_LOST]
+    assert done == [m.EndRound(), TOLD_LOST, m.StartAhead((1,))]
     parked = (*ALL_JOINED, m.WorkerEnded(0, 1, FAIL), m.Parked(0, 0), m.Parked(0, 2))
     state, done = play(*parked)
-    assert done == [m.EndRound(), TOLD_LOST, TOLD_PARKED]
+    assert done == [m.EndRound(), TOLD_LOST, m.StartAhead((1,)), TOLD_PARKED]
     state, done = play(*parked, mended(1))
     assert done[-1] == m.ReplaceWorkers((1,), place(1))
     assert isinstance(state, machine.Running)
@@ -88,7 +96,7 @@ def test_otherwise_all_are_stopped_as_ever(
 ) -> None:
     state, done = play(*before, m.WorkerEnded(0, 1, KILLED), config=config)
     assert isinstance(state, machine.Stopping)
-    assert not any(isinstance(each, m.EndRound | m.ReplaceWorkers) for each in done)
+    assert not any(isinstance(each, m.EndRound | m.StartAhead | m.ReplaceWorkers) for each in done)
 
 
 def test_who_waits_hears_of_a_worker_that_has_ended_well() -> None:
@@ -97,6 +105,21 @@ def test_who_waits_hears_of_a_worker_that_has_ended_well() -> None:
     left = [m.Left(0), m.Left(1), m.Left(2)]
     assert not play(*ALL_JOINED, *left, m.WorkerEnded(0, 1, 0))[1]
     assert not play(m.WorkerEnded(0, 1, 0))[1]
+
+
+def test_all_nodes_hear_of_a_worker_that_has_ended_well_before_the_last_step() -> None:
+    early = m.TellExited(1, on_all_nodes=True)
+    _, done = play(*ALL_JOINED, m.WorkerEnded(0, 1, 0), config=TOGETHER)
+    assert done == [early]
+    left = m.Left(0), m.Left(2), m.Left(1, is_early=True)
+    _, done = play(*ALL_JOINED, *left, m.WorkerEnded(0, 1, 0), config=TOGETHER)
+    assert done == [early]
+    others = m.WorkerEnded(0, 0, 0), m.WorkerEnded(0, 2, 0)
+    _, done = play(*ALL_JOINED, *left, *others, m.WorkerEnded(0, 1, 0), config=TOGETHER)
+    assert done[0] == early
+    assert isinstance(done[1], m.StopWorkers)
+    through = m.Left(0), m.Left(1), m.Left(2)
+    assert not play(*ALL_JOINED, *through, m.WorkerEnded(0, 1, 0), config=TOGETHER)[1]
 
 
 def test_a_replacement_gets_the_notice_that_came_before_it_was_started() -> None:
@@ -113,16 +136,18 @@ def test_who_does_not_park_is_killed_and_replaced_too() -> None:
     _, done = play(*lost, m.ParkingOver(0))
     assert done[-1] == m.KillWorkers((2,))
     _, done = play(*lost, m.ParkingOver(0), m.WorkerEnded(0, 2, KILLED))
-    assert done[-1] == TOLD_PARKED
+    assert done[-2:] == [TOLD_PARKED, m.StartAhead((2,))]
     _, done = play(*lost, m.ParkingOver(0), m.WorkerEnded(0, 2, KILLED), mended(1))
     assert done[-1] == m.ReplaceWorkers((1, 2), place(1))
 
 
 def test_when_all_survivors_die_the_round_has_failed() -> None:
     lost = [m.WorkerEnded(0, rank, KILLED) for rank in (1, 0, 2)]
-    state, _ = play(*ALL_JOINED, *lost)
+    state, done = play(*ALL_JOINED, *lost)
     assert isinstance(state, machine.Stopping)
     assert state.cause == "failure"
+    assert started_ahead(done) == [1, 0]  # and these are stopped with all others
+    assert isinstance(done[-1], m.StopWorkers)
 
 
 LOST_AND_PARKED = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Parked(0, 2))
@@ -145,7 +170,7 @@ def test_an_end_that_was_noted_before_the_round_was_formed_counts() -> None:
     state, done = play(*REPLACED, m.WorkerEnded(0, 2, KILLED))
     assert isinstance(state, machine.Mending)
     assert state.lost == {2}
-    assert done[-2:] == [m.EndRound(), TOLD_LOST]
+    assert done[-3:] == [m.EndRound(), TOLD_LOST, m.StartAhead((2,))]
 
 
 def test_the_last_loss_of_the_budget_stops_all() -> None:
@@ -187,7 +212,7 @@ def test_a_request_to_stop_ends_the_mending() -> None:
 def test_workers_of_a_node_park_when_another_has_lost_some() -> None:
     over = (*ALL_JOINED, RoundOver(0, "another"), m.Parked(0, 0), m.Parked(0, 1), m.Parked(0, 2))
     state, done = play(*over, config=TOGETHER)
-    assert done == [m.EndRound(), TOLD_PARKED]
+    assert done == [m.EndRound(), TOLD_PARKED]  # nobody was lost here, and nobody is started
     state, done = play(*over, mended(1), config=TOGETHER)
     assert done[-1] == m.ReplaceWorkers((), place(1))
     assert isinstance(state, machine.Running)
@@ -209,7 +234,8 @@ def test_a_node_whose_workers_cannot_go_on_says_so() -> None:
 def test_with_other_nodes_all_workers_of_one_may_be_lost() -> None:
     lost = [m.WorkerEnded(0, rank, KILLED) for rank in (1, 0, 2)]
     state, done = play(*ALL_JOINED, *lost, config=TOGETHER)
-    assert done == [m.EndRound(), TOLD_LOST, m.TellStanding("bare")]
+    assert without_starts(done) == [m.EndRound(), TOLD_LOST, m.TellStanding("bare")]
+    assert started_ahead(done) == [1, 0, 2]
     state, done = play(*ALL_JOINED, *lost, mended(1), config=TOGETHER)
     assert done[-1] == m.ReplaceWorkers((0, 1, 2), place(1))
     assert state.fresh == {0, 1, 2}  # type: ignore[union-attr]
@@ -219,7 +245,7 @@ def test_who_dies_after_all_have_parked_is_replaced_in_the_same_round() -> None:
     _, done = play(
         *LOST_AND_PARKED, m.WorkerEnded(0, 0, KILLED), m.WorkerEnded(0, 2, KILLED), config=TOGETHER
     )
-    assert done[-2:] == [TOLD_PARKED, m.TellStanding("bare")]
+    assert without_starts(done)[-2:] == [TOLD_PARKED, m.TellStanding("bare")]
 
 
 def test_a_round_that_closes_while_workers_park_has_failed_where_some_were_lost() -> None:
@@ -267,6 +293,9 @@ def test_whatever_happens_somebody_is_waited_for(events: list[m.Event]) -> None:
         if isinstance(state, machine.Mending):
             assert state.awaited <= state.joined <= state.alive
             assert not state.lost & state.alive
+            ahead = started_ahead(list(done))
+            assert ahead == ([now.rank] if isinstance(now, m.WorkerEnded) else [])
+            assert state.lost.issuperset(ahead)
             assert bool(state.awaited) == (TOLD_PARKED not in done)
             if TOLD_PARKED in done:
                 state, done = machine.handle(CONFIG, state, mended(state.attempt.round + 1))
