@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.native.network import secret_of
@@ -53,6 +53,10 @@ class JobGroup(ProcessGroup):
 
     def protect(self) -> None:
         """Raise ConfigError if the group could not go on after the loss of a worker."""
+
+    def replicas(self) -> list[Any]:
+        """Return the models that average gradients over the group, wherever they are held."""
+        return [*self.wrappers]
 
     def shrunk(self, staying: Sequence[int]) -> JobGroup:
         """Create a default group of the ranks `staying` in the same job, and leave this one.

@@ -251,3 +251,18 @@ def test_ranks_that_do_not_join_are_named(torshrun: Launcher) -> None:
     code, out, err = torshrun.run("--nproc-per-node=2", script)
     assert code == 0, err
     assert out.count("CommMismatch ranks disagree") == 2
+
+
+def test_replicas_whose_values_a_replacement_would_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_joined", False)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    tr.init_process_group()
+    try:
+        model, other = (tr.DistributedDataParallel(nn.Linear(2, 1)) for _ in range(2))
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(tr.ConfigError, match="not given the DistributedDataParallel of a Line"):
+            tr.elastic.join(model=model, optimizer=optimizer)
+        assert tr.elastic.join(model=model, other=other, optimizer=optimizer).number == 0
+    finally:
+        tr.destroy_process_group()

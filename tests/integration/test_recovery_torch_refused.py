@@ -98,6 +98,40 @@ def test_further_groups_are_refused() -> None:
         dist.new_group([0])
 
 
+def test_replicas_whose_values_a_replacement_would_lack_are_refused() -> None:
+    model, optimizer = made()
+    other, _ = made()
+    words = "was not given the DistributedDataParallel of a Linear"
+    check_refused(words, model=model, optimizer=optimizer)
+    other.module.loop = [other]  # gone, but for a cycle
+    del other
+    assert tr.elastic.join(model=model.module, optimizer=optimizer).number == 0
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "get": lambda store: store.get("key"),
+    "set": lambda store: store.set("key", "value"),
+    "add": lambda store: store.add("key", 1),
+    "wait": lambda store: store.wait(["key"]),
+    "check": lambda store: store.check(["key"]),
+    "compare_set": lambda store: store.compare_set("key", "", "value"),
+    "delete_key": lambda store: store.delete_key("key"),
+    "num_keys": lambda store: store.num_keys(),
+    "multi_get": lambda store: store.multi_get(["key"]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_torchs_store_refuses_calls_of_a_replacement(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    monkeypatch.setenv("TORSH_REPLACEMENT", "1")
+    dist.destroy_process_group()
+    dist.init_process_group("torsh")
+    with pytest.raises(tr.ConfigError, match="cannot reach the store"):
+        CALLS[call](dist.distributed_c10d._get_default_store())
+
+
 def test_optimizers_that_share_their_state_are_refused() -> None:
     model, _ = made()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)

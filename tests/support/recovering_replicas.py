@@ -3,8 +3,8 @@
 Arguments: the number of steps, and what happens in each round, as what:where:step:rank. `what` is
 kill or raise; `where` is one of forward, buckets (amid the backward pass, where buckets are being
 averaged), inner (before a collective of the model's own in its backward pass), between (two
-backward passes), own (before a collective of the script's own), vote (before commit()), half (amid
-the optimizer's step), committed.
+backward passes), own (before a collective of an evaluation), vote (before commit()), half (amid the
+optimizer's step), committed (in an evaluation behind the commit).
 """
 
 from __future__ import annotations
@@ -98,20 +98,22 @@ class Words(nn.Module):
 def made() -> list[DistributedDataParallel]:
     torch.manual_seed(0)
     small = 0.01  # MiB
+    nested = nn.Sequential(DistributedDataParallel(nn.Linear(6, 3)), nn.Linear(3, 1))
     return [
         DistributedDataParallel(Deep(), bucket_cap_mb=small),
         DistributedDataParallel(Choosing(), find_unused_parameters=True),
         DistributedDataParallel(Deep(), bucket_cap_mb=small, static_graph=True),
         DistributedDataParallel(Deep(), bucket_cap_mb=small, gradient_as_bucket_view=True),
+        DistributedDataParallel(nested),
         DistributedDataParallel(Words()),
     ]
 
 
 def train(models: list[DistributedDataParallel], values: Any, indices: Any) -> float:
-    deep, choosing, _, viewed, _ = models
+    deep, choosing, _, viewed, *_ = models
     pass_point("forward")
     losses = []
-    for model, given in zip(models, (*[values] * 4, indices), strict=True):
+    for model, given in zip(models, (*[values] * 5, indices), strict=True):
         if model is viewed:
             with viewed.no_sync():
                 (viewed(given[:2]) ** 2).mean().backward()
@@ -120,12 +122,12 @@ def train(models: list[DistributedDataParallel], values: Any, indices: Any) -> f
         losses.append(loss.item())
         if model is choosing:
             pass_point("between")
-    pass_point("own")
     total = torch.tensor(losses).sum()
-    dist.all_reduce(total)
     with torch.no_grad():
         deep.eval()
         total += deep(values).sum()
+        pass_point("own")
+        dist.all_reduce(total)
         deep.train()
     return float(total)
 
@@ -159,7 +161,10 @@ def main() -> None:
             step.commit()
             schedule.step()
             print(f"step {step.number} {rank} {total!r} {digest(models)[:16]}", flush=True)
+            models[0].eval()
             pass_point("committed")
+            dist.barrier()
+            models[0].train()
     print(f"end {rank} {digest(models)}", flush=True)
     dist.destroy_process_group()
 

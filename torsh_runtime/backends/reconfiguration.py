@@ -245,7 +245,7 @@ class Unmet(Refusing):
 _NOT_JOINED = (
     "rank {0} takes the place of a worker that was lost, and can communicate only after "
     "tr.elastic.join(), which gives it the others' state: call join() before the first collective "
-    "of your own, or make that collective depend on nothing that only the first start does"
+    "of your own, or leave that collective out where TORSH_REPLACEMENT is set"
 )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from torsh_runtime.elastic.shards import (
 )
 from torsh_runtime.elastic.torchs import problem_of_torchs
 from torsh_runtime.errors import ConfigError
+from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.agreement import send_from
 from torsh_runtime.parallel.ddp.wrapper import DistributedDataParallel
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
@@ -97,7 +99,24 @@ class Parts:
                 "the buffers of the models": Buffers(self._buffers),
             }
         self._kept: _Kept | None = None
+        self._modes: list[tuple[Any, bool]] = []
+        """The modules of the models, and whether each was in training at the last commit."""
         self._is_stepping = False
+
+    def check_replicas(self, replicas: Callable[[], Iterable[Any]]) -> None:
+        """Raise ConfigError if one of them has parameters that a replacement would not get."""
+        known = {id(each) for model in self._models for _, each in all_parameters(model)}
+
+        def missing() -> str:
+            return next((_kind_of(each) for each in replicas() if not _is_known(each, known)), "")
+
+        if missing():
+            gc.collect()  # it may be gone, and only its cycles be left
+        if kind := missing():
+            raise ConfigError(
+                f"tr.elastic.join() was not given the DistributedDataParallel of a {kind}, and a "
+                f"replacement would not have its values: pass it, too, under a name of its own"
+            )
 
     def protect(self) -> None:
         """Protect the parts that are sharded, if any are, from the loss of a worker."""
@@ -137,6 +156,7 @@ class Parts:
 
     def step(self) -> None:
         """Call the optimizers, and drop the gradients."""
+        self._modes = _modes_of(self._models)
         self._is_stepping = True
         try:
             for optimizer in self._optimizers:
@@ -152,6 +172,7 @@ class Parts:
 
     def keep(self) -> None:
         """Remember what a step changes before its commit."""
+        self._modes = _modes_of(self._models)
         self._kept = _Kept(
             {name: copy.deepcopy(each.state_dict()) for name, each in self._others.items()},
             [bytes_of(each) for each in self._buffers()],
@@ -176,7 +197,11 @@ class Parts:
         self._kept = None
 
     def go_back(self) -> None:
-        """Restore what was remembered, for a step that is to be repeated."""
+        """Restore what was remembered, for a step that is to be repeated, and the models' modes
+        in any case, as an evaluation behind a commit may have been lost."""
+        for module, mode in self._modes:
+            if module.training is not mode:
+                module.training = mode
         if self._kept is None:
             return
         for name, state in self._kept.states.items():
@@ -210,6 +235,18 @@ class Parts:
     def _buffers(self) -> Iterator[Any]:
         for model in self._models:
             yield from (buffer for _, buffer in model.named_buffers())
+
+
+def _is_known(replica: Any, known: Set[int]) -> bool:
+    return all(id(each) in known for _, each in all_parameters(replica))
+
+
+def _kind_of(replica: Any) -> str:
+    return type(replica.module).__name__
+
+
+def _modes_of(models: Iterable[Any]) -> list[tuple[Any, bool]]:
+    return [(each, each.training) for model in models for each in model.modules()]
 
 
 def described(state: object) -> str:

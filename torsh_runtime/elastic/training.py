@@ -92,6 +92,7 @@ def join(
         _check_group(group)
         if isinstance(group, JobGroup):
             group.protect()
+            own.check_replicas(group.replicas)
         checks = Checks(own, check_every, on_corruption)
     if group is not None and group.is_unmet:
         if attempt.error is not None:

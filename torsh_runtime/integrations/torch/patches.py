@@ -49,8 +49,9 @@ def _unless_replacing(theirs: Callable[..., Any]) -> Callable[..., Any]:
             return theirs(*given, **named)
         os.environ.pop("TORCH_DIST_INIT_BARRIER", None)  # the others have passed it
         rank, world_size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE"))
-        torchs: Any = dist
-        return iter([(torchs.HashStore(), rank, world_size)])
+        from torsh_runtime.integrations.torch.store import unshared_store
+
+        return iter([(unshared_store(), rank, world_size)])
 
     return meet
 

@@ -40,6 +40,10 @@ class RecoveringGroup(JobGroup):
         replicas.protect(self._torchs)
         self._torchs.is_alone = replicas.can_be_lost(self.job.env)
 
+    def replicas(self) -> list[Any]:
+        """Return torch's DistributedDataParallel of this group, too."""
+        return [*super().replicas(), *replicas.present(self._torchs)]
+
     def problem_of(self, model: Any) -> str:
         """Return why a model's DistributedDataParallel of torch's cannot be recovered, or ""."""
         if model.process_group is not self._torchs:

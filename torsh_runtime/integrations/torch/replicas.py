@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,8 @@ _REFUSED = (
     "join_hook",
 )
 """Methods whose effects a new reducer would lack."""
-_present: WeakSet[Any] = WeakSet()
+_present: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+"""In the order in which they were made, which is that of their hooks on shared parameters."""
 
 
 def can_be_lost(env: WorkerEnv) -> bool:
@@ -46,7 +47,7 @@ def watch() -> None:
 
 
 def present(group: TorshProcessGroup) -> list[Any]:
-    """Return all that average over the group, wherever the program holds them."""
+    """Return all that average over the group, in the order in which the program made them."""
     return [each for each in _present if each.process_group is group]
 
 
@@ -111,7 +112,7 @@ def _noted(theirs: Callable[..., None]) -> Callable[..., None]:
     def make_reducer(self: Any, *given: Any, **named: Any) -> None:
         """Call torch's own, and note the object."""
         theirs(self, *given, **named)
-        _present.add(self)
+        _present.setdefault(self)
 
     return make_reducer
 

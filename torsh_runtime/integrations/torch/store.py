@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cache, cached_property
+from typing import Any, NoReturn, TypeVar
 
 from torch._C import _distributed_c10d
 
-from torsh_runtime.errors import StoreError, StoreTimeout
+from torsh_runtime.errors import ConfigError, StoreError, StoreTimeout
 from torsh_runtime.store.base import Entry
 
 T = TypeVar("T")
@@ -171,3 +172,29 @@ class FreshKeys:
     def _scoped(self) -> TorchStore:
         entry = self._store.get(self._counter)
         return self._store.scoped(f"{int(entry.value) + 1 if entry else 1}/")
+
+
+class UnsharedStore(c10d.Store):  # type: ignore[misc]
+    """Has the place of torch's store in a worker that replaces a lost one, and refuses all calls.
+
+    Rank 0, which serves the store, may have been lost as well. A store of the worker's own would
+    let it wait for keys that nobody writes, and count from 0 again.
+    """
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        """Raise ConfigError."""
+        raise ConfigError(
+            f"rank {os.environ.get('RANK')} takes the place of a worker that was lost, and cannot "
+            f"reach the store that torch.distributed had at the start: exchange what is needed "
+            f"after tr.elastic.join(), by collectives, or leave it out where TORSH_REPLACEMENT is "
+            f"set"
+        )
+
+    get = set = add = wait = check = compare_set = append = multi_get = multi_set = _refuse
+    deleteKey = delete_key = getNumKeys = num_keys = clone = _refuse  # noqa: N815
+
+
+@cache
+def unshared_store() -> UnsharedStore:
+    """Return the store of a replacement. torch's own objects would not keep it alive."""
+    return UnsharedStore()
