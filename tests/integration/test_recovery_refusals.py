@@ -11,7 +11,7 @@ from support.launcher import Launcher
 import torsh_runtime as tr
 from torsh_runtime import nn, optim
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.elastic import training
+from torsh_runtime.elastic import joining
 from torsh_runtime.elastic.hashes import Checks
 from torsh_runtime.elastic.healing import hold
 from torsh_runtime.elastic.parts_of_job import Parts
@@ -20,7 +20,7 @@ from torsh_runtime.elastic.parts_of_job import Parts
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A training of this process alone, without torshrun."""
-    monkeypatch.setattr(training, "_joined", False)
+    monkeypatch.setattr(joining, "_joined", False)
     model = nn.Linear(2, 1)
     sampler = tr.elastic.ElasticSampler(8, 2, num_replicas=1, rank=0)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
@@ -254,7 +254,7 @@ def test_ranks_that_do_not_join_are_named(torshrun: Launcher) -> None:
 
 
 def test_replicas_whose_values_a_replacement_would_lack(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_joined", False)
+    monkeypatch.setattr(joining, "_joined", False)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     tr.init_process_group()

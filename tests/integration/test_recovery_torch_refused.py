@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import torsh_runtime as tr
-from torsh_runtime.elastic import training
+from torsh_runtime.elastic import joining
 from torsh_runtime.integrations.torch import replicas
 
 Optimizer = torch.optim.Optimizer
@@ -28,7 +28,7 @@ Optimizer = torch.optim.Optimizer
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setattr(training, "_joined", False)
+    monkeypatch.setattr(joining, "_joined", False)
     monkeypatch.setattr(DistributedDataParallel, "__init__", DistributedDataParallel.__init__)
     helper = DistributedDataParallel._ddp_init_helper
     monkeypatch.setattr(DistributedDataParallel, "_ddp_init_helper", helper)

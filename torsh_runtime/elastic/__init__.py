@@ -11,10 +11,11 @@ from torsh_runtime.elastic.time_limit import time_left
 
 if TYPE_CHECKING:
     from torsh_runtime.elastic.agent import ElasticAgent
+    from torsh_runtime.elastic.joining import join
     from torsh_runtime.elastic.sampler import ElasticSampler
     from torsh_runtime.elastic.state import State, run
     from torsh_runtime.elastic.step import Step
-    from torsh_runtime.elastic.training import Training, join
+    from torsh_runtime.elastic.training import Training
 
 __all__ = [
     "ElasticAgent",
@@ -33,7 +34,7 @@ _HOMES = {
     "State": "state",
     "Step": "step",
     "Training": "training",
-    "join": "training",
+    "join": "joining",
     "run": "state",
 }
 

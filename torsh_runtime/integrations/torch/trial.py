@@ -40,7 +40,7 @@ _IN_COMMON = (
     "norm or estimates a common learning rate does"
 )
 _DERIVES = "grad_fn"
-"""What torch and optimizers name if gradients have no graph."""
+"""The word of errors that torch and optimizers raise if gradients have no graph."""
 _RATE, _WHOLE_RATE = 1e-2, 1.0
 """The least learning rate, as a warm-up begins with 0, and that of optimizers that estimate it."""
 
