@@ -78,7 +78,7 @@ class JobGroup(ProcessGroup):
     def recovers(self) -> None:
         """Prepare to meet_again()."""
         self._spares = Spares()
-        self._own_backend.spares = self._spares
+        self._own_backend.take_from(self._spares)
 
     def meet_again(self, number: int, leave: Callable[[], None]) -> None:
         """Configure the group anew with the same ranks, of which some have ended and were replaced.
@@ -101,7 +101,7 @@ class JobGroup(ProcessGroup):
         finally:
             self._when_left = None
             self._spares.close()
-        self._own_backend.spares = self._spares
+        self._own_backend.take_from(self._spares)
 
     def settle(self) -> None:
         """Give up the memory that nobody uses again since meet_again()."""

@@ -206,6 +206,7 @@ def asking(node: GpuNode) -> list[str]:
 def test_a_gpu_that_breaks_ends_the_restarts(
     launcher: Launcher, node: GpuNode, facts: str, line: str, why: str
 ) -> None:
+    launcher.environ["CUDA_VISIBLE_DEVICES"] = "0,1"  # so workers wait for the first reading
     script = launcher.script(f"""
         import sys
         path = {node.state!r}

@@ -132,8 +132,6 @@ class Backend(Operations):
     """
 
     type: BackendKind
-    spares: Spares | None = None
-    """The place where shared memory is left to be used again; None if it is not."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank = rank
@@ -168,6 +166,9 @@ class Backend(Operations):
 
     def note_title(self, title: str) -> None:
         """Note in the recording what people call the group, such as the axis of a mesh."""
+
+    def take_from(self, spares: Spares) -> None:
+        """Take shared memory from there where it fits, and leave it there. Backends need not."""
 
     @property
     def job_ranks(self) -> Sequence[int]:

@@ -17,6 +17,7 @@ from torsh_runtime.backends.nccl.device import is_on_gpu
 from torsh_runtime.backends.nccl.late import LateNcclBackend
 from torsh_runtime.backends.operation import OBJECTS, Op
 from torsh_runtime.backends.reconfiguration import Refusing
+from torsh_runtime.backends.spares import Spares
 from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
@@ -51,6 +52,9 @@ class ByDeviceBackend(Backend):
     def note_title(self, title: str) -> None:
         for member in self.members:
             member.note_title(title)
+
+    def take_from(self, spares: Spares) -> None:
+        self._host.take_from(spares)
 
     @property
     def job_ranks(self) -> Sequence[int]:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from torsh_runtime.backends.base import Backend, Envelope, Facts, MeetingStore
 from torsh_runtime.backends.operation import Op, Reduce
+from torsh_runtime.backends.spares import Spares
 from torsh_runtime.backends.work import Work
 from torsh_runtime.enumerations import OPERATIONS
 from torsh_runtime.monitoring.calls import Tell, own_calls
@@ -35,6 +36,9 @@ class Intercepting(Backend):
 
     def note_title(self, title: str) -> None:
         self._backend.note_title(title)
+
+    def take_from(self, spares: Spares) -> None:
+        self._backend.take_from(spares)
 
     @property
     def job_ranks(self) -> Sequence[int]:

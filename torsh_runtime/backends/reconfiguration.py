@@ -215,6 +215,9 @@ class Refusing(Operations):
     def note_title(self, title: str) -> None:
         """Do nothing: no operation will be recorded."""
 
+    def take_from(self, spares: object) -> None:
+        """Do nothing: no memory is shared."""
+
     def subgroup(self, *_: object) -> None:
         """Return None: further groups rendezvous over the store."""
 

@@ -48,6 +48,8 @@ class GpuChecks:
         self._before: tuple[GpuReading, ...] = ()
         self._accepted: dict[str, None] = {}
         """Faults beside which workers were started."""
+        self._new: dict[str, None] = {}
+        """Faults since then. A driver tells of some only once."""
         self._beside: asyncio.Task[None] | None = None
         """The check beside the last start."""
         self._told_failure = ""
@@ -58,6 +60,7 @@ class GpuChecks:
         What else is worth knowing is told to people. Where nothing says that the job uses GPUs, it
         does not wait for their driver.
         """
+        self._new = {}
         if self._takes_gpus:
             return _broken(await self._faults())
         if self._beside is None or self._beside.done():
@@ -83,7 +86,8 @@ class GpuChecks:
     async def _new_faults(self) -> list[str]:
         if self._beside:
             await self._beside
-        return [fault for fault in await self._faults() if fault not in self._accepted]
+        self._new |= dict.fromkeys(await self._faults())
+        return [fault for fault in self._new if fault not in self._accepted]
 
     async def _faults(self) -> list[str]:
         if self._probe is None:

@@ -21,6 +21,7 @@ TAKING_FACTS = (
     errors.CommMismatch(4, 0, "send", 1, "recv"),
     errors.GradientError({1: "a parameter got no gradient"}),
     errors.PipelineError(1, 2, 5, "F5 of stage 2", "ValueError: no"),
+    errors.StateCorrupted(40, [1], ["n3"], "model/2.weight", [0, 2], True),
 )
 
 

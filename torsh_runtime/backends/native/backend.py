@@ -67,6 +67,7 @@ class NativeBackend(Backend):
         self._node = node
         self._settings = settings
         self._shared: list[mmap.mmap] = []
+        self._spares: Spares | None = None
         self._arrays = arrays
         self._callbacks = callbacks
         for operation in (*COLLECTIVES, "all_reduce_coalesced"):
@@ -170,6 +171,9 @@ class NativeBackend(Backend):
             raise
         return self
 
+    def take_from(self, spares: Spares) -> None:
+        self._spares = spares
+
     def name_ranks(self, names: Sequence[str], axis: str) -> None:
         self._node.peers.names, self._node.peers.axis = names, axis
 
@@ -251,13 +255,13 @@ class NativeBackend(Backend):
         return CompletedWork(rank)
 
     def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:
-        sharing = SharedBuffers(self, self._node.ranks, num_bytes, timeout, self.spares)
+        sharing = SharedBuffers(self, self._node.ranks, num_bytes, timeout, self._spares)
         buffer = self._map(sharing)
         self._group.add_region(buffer.memory, sharing.stride, num_bytes, sharing.remaining())
         self._shared.append(buffer.memory)
-        if self.spares is None:
+        if self._spares is None:
             buffer.close_file()
-        return (self.spares or Spares()).part(buffer)
+        return (self._spares or Spares()).part(buffer)
 
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
         if not self.facts.is_in_node:
