@@ -201,6 +201,7 @@ def test_recovery_without_restarts(torshrun: Launcher) -> None:
     assert worker_lines(out) == worker_lines(shown("docs/recovery.md", "$ torshrun"))
     losses = re.findall(r"loss ([\d.]+)", out)
     assert max(map(float, losses)) < 0.5
+    output(torshrun, shown("docs/recovery.md", "# ddp.py"))
 
 
 @pytest.mark.torch

@@ -56,9 +56,15 @@ def killed_once(torshrun: Launcher, *options: str, text: str = FORKED) -> tuple[
     torshrun.wait_for("up0", "up1", "events")
     told = torshrun.folder / "events"
     assert soon(lambda: "standbys_" in told.read_text(), 20)
-    os.kill(int((torshrun.folder / "up1").read_text()), signal.SIGKILL)
+    os.kill(_pid(torshrun.folder / "up1"), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     return process.returncode, out, err
+
+
+def _pid(file: Path) -> int:
+    """The number that a worker writes into a file, which it opens before."""
+    assert soon(lambda: bool(file.read_text()), 20)
+    return int(file.read_text())
 
 
 @pytest.mark.parametrize("preload", ["auto", "numpy,json"])
@@ -131,7 +137,7 @@ def test_an_importer_that_is_killed_is_replaced(torshrun: Launcher) -> None:
     )
     process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--standbys", "0", script)
     torshrun.wait_for("up")
-    worker = int((torshrun.folder / "up").read_text())
+    worker = _pid(torshrun.folder / "up")
     (zygote,) = (pid for pid in torshrun.left_behind() if is_parked(pid) and pid != worker)
     os.kill(zygote, signal.SIGKILL)
     os.kill(worker, signal.SIGKILL)
@@ -194,7 +200,7 @@ def test_one_of_its_own_is_replaced_when_it_is_taken(torshrun: Launcher) -> None
     torshrun.wait_for("up", "events")
     told = torshrun.folder / "events"
     assert soon(lambda: "standbys_ready" in told.read_text(), 20), told.read_text()
-    os.kill(int((torshrun.folder / "up").read_text()), signal.SIGKILL)
+    os.kill(_pid(torshrun.folder / "up"), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "[0] forked\n[0] forked\n"), err
     assert err.count("no process can be forked") == 1
@@ -427,7 +433,7 @@ def test_one_that_takes_an_importers_place_has_imported_as_much(torshrun: Launch
     script = later(torshrun, "import ctypes\nctypes.CDLL(None).prctl(15, b'has more', 0, 0, 0)\n")
     process = torshrun.start("--max-restarts", "1", "--preload", "auto", script)
     torshrun.wait_for("up0")
-    worker = int((torshrun.folder / "up0").read_text())
+    worker = _pid(torshrun.folder / "up0")
 
     def others() -> set[int]:
         """Importers, and standbys that were forked later, by the name that they give themselves."""
@@ -462,7 +468,7 @@ def test_what_cannot_be_imported_since_spoils_nothing(
     torshrun.wait_for("up0", "ev")
     told = torshrun.folder / "ev"
     assert soon(lambda: "is not imported ahead" in told.read_text(), 20), told.read_text()
-    os.kill(int((torshrun.folder / "up0").read_text()), signal.SIGKILL)
+    os.kill(_pid(torshrun.folder / "up0"), signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert out == "[0] forked\n[0] forked\n"
@@ -485,7 +491,7 @@ def test_a_standby_that_was_stopped_goes_on_as_a_worker(torshrun: Launcher) -> N
     process = torshrun.start("--max-restarts", "1", "--preload", "auto", "--events", "ev", script)
     torshrun.wait_for("up0", "ev")
     assert soon(lambda: "standbys_ready" in (torshrun.folder / "ev").read_text(), 20)
-    worker = int((torshrun.folder / "up0").read_text())
+    worker = _pid(torshrun.folder / "up0")
     parked = [pid for pid in torshrun.left_behind() if is_parked(pid) and pid != worker]
     for pid in parked:
         os.kill(pid, signal.SIGSTOP)

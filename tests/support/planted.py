@@ -246,8 +246,9 @@ def _dropped(stage: Any, own: Any, microbatch: int) -> None:
     assert later.later is not None
 
 
-def _replaced(name: str, value: Any) -> Callable[[Bench, Any], None]:
-    return lambda bench, pipeline: setattr(pipeline, name, value)
+def _weighted_alike(bench: Bench, pipeline: Any) -> None:
+    assert callable(pipeline._batch_loss.weights)
+    pipeline._batch_loss.weights = lambda given: [1.0] * MICROBATCHES
 
 
 def _unsummed(bench: Bench, pipeline: Any) -> None:
@@ -479,9 +480,7 @@ PLANTED: dict[str, Plant] = {
         "gradient",
         "blocks.2.q.weight",
     ),
-    "a loss not divided by microbatches": Plant(
-        STAGES, piped(_replaced("_weights", lambda targets: [1.0] * MICROBATCHES)), "loss"
-    ),
+    "a loss not divided by microbatches": Plant(STAGES, piped(_weighted_alike), "loss"),
     "a loss of microbatches with unequal tokens": Plant(
         STAGES, piped(tokens=len), "loss", padded=True
     ),

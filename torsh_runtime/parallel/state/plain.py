@@ -65,9 +65,9 @@ def check_dense(name: str, values: Any) -> None:
     layout = str(getattr(values, "layout", "torch.strided"))
     if layout != "torch.strided":
         raise ConfigError(
-            f"{name} is a tensor of layout {layout}, and only dense ones can be kept: for sparse "
-            f"gradients use an optimizer with dense state, such as SparseAdam, or SGD without "
-            f"momentum"
+            f"{name} is a sparse tensor ({layout}), and only dense ones can be kept: give its "
+            f"to_dense(). For sparse gradients use an optimizer with dense state, such as "
+            f"SparseAdam, or SGD without momentum"
         )
 
 

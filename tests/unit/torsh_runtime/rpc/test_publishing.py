@@ -204,7 +204,7 @@ def test_what_cannot_be_published_is_refused_by_name(bench: Bench) -> None:
         ({"w": ShardedTensor(np.ones(2), half)}, "'w' is a piece of a tensor"),
         ({"a": {"w": np.ones(2, np.complex128)}}, "'a/w' is of dtype complex128"),
         ({"w": np.ones(2, ">f4")}, "'w' is of dtype >f4"),
-        ({"w": torch.eye(3).to_sparse()}, "'w' is a sparse tensor"),
+        ({"w": torch.eye(3).to_sparse()}, "w is a sparse tensor"),
         ({"w": torch.empty(2, device="meta")}, "'w' is on the meta device"),
         ({"w": object()}, "cannot be kept"),
     ):
