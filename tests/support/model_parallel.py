@@ -263,6 +263,10 @@ def replicas(
 ) -> dict[str, bytes]:
     """Bits of what this rank has after a training, by parameter and part of it: those of losses,
     norms, parameters."""
+    if framework == "torch":
+        import torch
+
+        torch.set_num_threads(1)  # as torshrun does where ranks share processors
     parts = _trained(kit(framework), sizes, schedule, "DistributedDataParallel", steps, kind)
     mesh, pipeline, found = parts
     bits = {name: found[name].tobytes() for name in ("losses", "norms")}
