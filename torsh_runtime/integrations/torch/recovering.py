@@ -25,6 +25,8 @@ class RecoveringGroup(JobGroup):
     Both have one backend, and with it one order of operations.
     """
 
+    is_fixed = True  # torch's group has a size that stays
+
     def __init__(self, group: TorshProcessGroup, job: Job | LateJob) -> None:
         """Take the backend of torch's group."""
         self._torchs = group
