@@ -7,17 +7,20 @@ with commas; `where` is one of before, forward, backward, vote (in commit(), bef
 commit(), amid the optimizer's step), committed, or for a rank that heals or gives its state: heal
 (then `step` is any number). For shards it is also version or gradients: while these are copied to
 the node's memory.
-PAUSE is in the environment: seconds in each step.
+PAUSE is in the environment: seconds in each step. BEGIN there is a file with the state to begin
+with, and END one for the state at the end.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -130,6 +133,22 @@ def make_torch() -> tuple[Any, Any, Any]:
     return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9), torch.from_numpy
 
 
+def load(parts: dict[str, Any]) -> int:
+    """Load the state that another training has left; the number of its steps."""
+    if "BEGIN" not in os.environ:
+        return 0
+    begin, states = pickle.loads(Path(os.environ["BEGIN"]).read_bytes())
+    for name, part in parts.items():
+        part.load_state_dict(states[name])
+    return int(begin)
+
+
+def save(parts: dict[str, Any], steps: int) -> None:
+    if "END" in os.environ and tr.get_rank() == 0:
+        states = {name: part.state_dict() for name, part in parts.items()}
+        Path(os.environ["END"]).write_bytes(pickle.dumps((steps, states)))
+
+
 def number(value: Any) -> float:
     return float(value.detach() if hasattr(value, "detach") else value.data)
 
@@ -146,7 +165,10 @@ def main() -> None:
     schedule = schedules.StepLR(optimizer, step_size=4, gamma=0.9)
     average: Any = nn.Linear(2, 2) if framework == "nn" else sys.modules["torch"].nn.Linear(2, 2)
     parts = {"model": model, "optimizer": optimizer, "sampler": sampler, "average": average}
-    job = tr.elastic.join(**parts, schedule=schedule)
+    parts["schedule"] = schedule
+    begin = load(parts)
+    job = tr.elastic.join(**parts)
+    job.number = max(begin, job.number)
     watch(Parts, "agree_on_buffers", "vote", present)
     watch(optimizer, "step", "half", present)
     watch_copies(present)
@@ -167,6 +189,7 @@ def main() -> None:
                 each.data[...] = 0.9 * each.data + 0.01 * step.number
             print("step", step.number, *indices, repr(number(loss)), flush=True)
             pass_point("committed", step.number)
+    save(parts, int(sys.argv[2]))
     total = [
         each.detach().numpy() if hasattr(each, "detach") else each.data
         for whole in (model, average)

@@ -445,7 +445,9 @@ class Agent:
         elif isinstance(instruction, protocol.TellStanding):
             assert self._round is not None
             ran = time.monotonic() - self._group.begun
-            self.rendezvous.mend(self._round.number, instruction.standing, ran, instruction.has_lost)
+            self.rendezvous.mend(
+                self._round.number, instruction.standing, ran, instruction.has_lost
+            )
         elif isinstance(instruction, protocol.TellLasting):
             self.rendezvous.note_lasting(instruction.is_lasting)
         else:

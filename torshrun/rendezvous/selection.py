@@ -63,9 +63,7 @@ def candidates(
     return Candidates(ready, absent | why, min(held.values(), default=math.inf))
 
 
-def seat(
-    view: ClusterState, now: float, staying: frozenset[str] = frozenset()
-) -> Selection:
+def seat(view: ClusterState, now: float, staying: frozenset[str] = frozenset()) -> Selection:
     """Give out the places: first to nodes of the last round, then in the order of arrival.
 
     The workers of the nodes `staying` keep their processes.
