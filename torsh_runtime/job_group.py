@@ -43,7 +43,7 @@ class JobGroup(ProcessGroup):
         self.note_title(DEFAULT)
 
     is_fixed = False
-    """Whether the group can only meet again with as many ranks."""
+    """True if the group can only meet again with as many ranks."""
 
     @property
     def job(self) -> Job | LateJob:

@@ -7,8 +7,8 @@ with commas; `where` is one of before, forward, backward, vote (in commit(), bef
 commit(), amid the optimizer's step), committed, or for a rank that heals or gives its state: heal
 (then `step` is any number). For shards it is also version or gradients: while these are copied to
 the node's memory.
-PAUSE is in the environment: seconds in each step, as long as there is no file FAST. BEGIN there is a file with the state to begin
-with, and END one for the state at the end.
+PAUSE is in the environment: seconds in each step, as long as there is no file FAST. BEGIN there is
+a file with the state to begin with, and END one for the state at the end.
 """
 
 from __future__ import annotations

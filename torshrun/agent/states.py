@@ -34,7 +34,7 @@ class Running:
     joined: frozenset[int] = frozenset()
     """Ranks that can go on without others: see elastic.join()."""
     fixed: frozenset[int] = frozenset()
-    """Those of them that can only go on among as many ranks."""
+    """Ranks that have joined, and can only go on among as many others."""
     is_lasting: bool = False
     """True if the rendezvous knows that all workers here can go on among other nodes."""
     early: frozenset[int] = frozenset()
