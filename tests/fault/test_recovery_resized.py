@@ -98,7 +98,7 @@ def test_a_job_goes_on_smaller_and_grows_again(
 ) -> None:
     training = train(3, STEPS, least=2, pause=PAUSE)
     training.job.nodes[0].wait_for("6 workers in all")
-    training.wait_until_it_trains()
+    wait_for_steps(training, 2, 0, 1, 2)
     time.sleep(Random().random())
     before = [training.present(node) for node in (0, 1)]
     training.job.nodes[2].send(signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_any_node_may_be_lost_if_all_meet_in_etcd(
 ) -> None:
     training = train(3, STEPS, least=2, pause=PAUSE, etcd=",".join(etcd.endpoints))
     training.job.nodes[0].wait_for("6 workers in all")
-    training.wait_until_it_trains()
+    wait_for_steps(training, 2, 0, 1, 2)
     time.sleep(Random().random())
     others = [node for node in range(3) if node != lost]
     before = [training.present(node) for node in others]
@@ -176,7 +176,7 @@ def test_a_node_that_is_told_to_go_leaves_the_others_their_processes(
 ) -> None:
     training = train(3, STEPS, least=2, pause=PAUSE)
     training.job.nodes[0].wait_for("6 workers in all")
-    training.wait_until_it_trains()
+    wait_for_steps(training, 2, 0, 1, 2)
     before = [training.present(node) for node in (0, 1)]
     training.job.nodes[2].send(signal.SIGTERM)
     training.job.nodes[0].wait_for("leaves: .*; the others continue")
