@@ -42,9 +42,6 @@ class JobGroup(ProcessGroup):
         self._when_left: Callable[[], None] | None = None
         self.note_title(DEFAULT)
 
-    is_fixed = False
-    """True if the group can only meet again with as many ranks."""
-
     @property
     def job(self) -> Job | LateJob:
         """Return the job whose default group this is."""

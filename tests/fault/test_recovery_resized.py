@@ -12,9 +12,8 @@ import pytest
 from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
 from support.processes import soon
-from support.trainings import SCRIPT, Outcome, Training, outcome
+from support.trainings import Training, outcome
 
-BATCH, SAMPLES = 12, 60
 STEPS, PAUSE = 200, "0.4"
 """Enough for nodes to come and go, and seconds that each step takes until the test is done."""
 Trainings = Callable[..., Training]
@@ -42,46 +41,6 @@ def train(torshrun: Launcher, fast: Path) -> Iterator[Trainings]:
             training.job.__exit__()
 
 
-def worlds(found: Outcome) -> list[int]:
-    """The number of ranks of each step, which follows from the parts of its batch."""
-    assert sorted(found.steps) == [*range(len(found.steps))]
-    sizes = [{len(told.split()) - 1 for told in found.steps[step]} for step in sorted(found.steps)]
-    assert all(len(each) == 1 for each in sizes), "a step was committed by two worlds"
-    return [BATCH // each.pop() for each in sizes]
-
-
-def undisturbed(folder: Path, sizes: list[int]) -> Outcome:
-    """What jobs of these sizes do that stop and resume from a file where the size changes."""
-    outputs, begin = [], 0
-    state = folder / "state"
-    while begin < len(sizes):
-        same = next((n for n in range(begin, len(sizes)) if sizes[n] != sizes[begin]), len(sizes))
-        with Launcher(folder) as launcher:
-            launcher.environ |= {"END": str(state)} | ({"BEGIN": str(state)} if begin else {})
-            code, out, err = launcher.run(
-                f"--nproc-per-node={sizes[begin]}", SCRIPT, "nn", str(same)
-            )
-        assert code == 0, err
-        outputs.append(out)
-        begin = same
-    steps = outcome(outputs).steps
-    return Outcome({}, steps, outcome(outputs[-1:]).totals, {})
-
-
-def check_as_undisturbed(found: Outcome, folder: Path) -> list[int]:
-    """Check that the job did what jobs of its sizes do; return these, each once in a row."""
-    sizes = worlds(found)
-    expected = undisturbed(folder, sizes)
-    for step, told in found.steps.items():
-        assert told <= expected.steps[step], f"step {step} was committed with two contents"
-    assert found.totals == expected.totals
-    for first in range(0, len(sizes) - SAMPLES // BATCH + 1, SAMPLES // BATCH):
-        epoch = [expected.steps[step] for step in range(first, first + SAMPLES // BATCH)]
-        taken = [index for step in epoch for told in step for index in told.split()[:-1]]
-        assert sorted(map(int, taken)) == [*range(SAMPLES)], "a sample was lost, or taken twice"
-    return [size for n, size in enumerate(sizes) if n == 0 or sizes[n - 1] != size]
-
-
 def committed(training: Training, *nodes: int) -> int:
     """How many steps these nodes have told of."""
     return max(outcome([training.job.nodes[n].output for n in nodes]).steps, default=-1) + 1
@@ -93,10 +52,11 @@ def wait_for_steps(training: Training, count: int, *nodes: int) -> None:
     assert soon(lambda: committed(training, *nodes) >= least, 60), training.job.nodes[0].output
 
 
+@pytest.mark.parametrize("kind", ["nn", "torch", "torch-own"])
 def test_a_job_goes_on_smaller_and_grows_again(
-    train: Trainings, tmp_path: Path, fast: Path
+    train: Trainings, tmp_path: Path, fast: Path, kind: str
 ) -> None:
-    training = train(3, STEPS, least=2, pause=PAUSE)
+    training = train(3, STEPS, least=2, pause=PAUSE, kind=kind)
     training.job.nodes[0].wait_for("6 workers in all")
     wait_for_steps(training, 2, 0, 1, 2)
     time.sleep(Random().random())
@@ -110,7 +70,7 @@ def test_a_job_goes_on_smaller_and_grows_again(
     assert [training.present(node) for node in (0, 1)] == before
     fast.touch()
     found, outputs = training.end(2)
-    assert check_as_undisturbed(found, tmp_path)[-3:] == [6, 4, 6], outputs
+    assert check_as_undisturbed(found, tmp_path, kind)[-3:] == [6, 4, 6], outputs
 
 
 def test_a_spare_takes_the_place_of_a_lost_node(

@@ -1,8 +1,8 @@
 """A training that goes on when workers are lost: a script for torshrun.
 
-Arguments: "nn" or "torch", maybe followed by -fsdp, -mixed or -fully_shard, the number of steps,
-and what happens in each round, as what:where:step:ranks. `what` is kill, stop, raise, exit, or flip
-(a bit of the newest version of this rank's shard in memory, and then kill); `ranks` are numbers
+Arguments: "nn" or "torch", maybe followed by -fsdp, -mixed or -fully_shard, or by -own for torch's
+own group and DistributedDataParallel, the number of steps, and what happens in each round, as
+what:where:step:ranks. `what` is kill, stop, raise, exit, or flip (a bit of the newest version of this rank's shard in memory, and then kill); `ranks` are numbers
 with commas; `where` is one of before, forward, backward, vote (in commit(), before it), half (in
 commit(), amid the optimizer's step), committed, or for a rank that heals or gives its state: heal
 (then `step` is any number). For shards it is also version or gradients: while these are copied to
@@ -99,6 +99,8 @@ def wrapped_in(model: Any) -> Any:
     if way == "mixed":
         mixed = tr.MixedPrecision(param_dtype="float16", reduce_dtype="float32")
         return tr.FullyShardedDataParallel(model, mixed_precision=mixed, min_num_params=50)
+    if way == "own":
+        return sys.modules["torch"].nn.parallel.DistributedDataParallel(model)
     if way == "fully_shard":
         tr.fully_shard(model[0])
         return tr.fully_shard(model)
@@ -127,7 +129,11 @@ def make_torch() -> tuple[Any, Any, Any]:
             return torch.relu(values - self.mean)
 
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), Centred(), torch.nn.Dropout(0.2)]
+    is_own = sys.argv[1] == "torch-own"
+    if is_own:
+        torch.distributed.init_process_group("torsh")
+    centred = torch.nn.ReLU() if is_own else Centred()  # torch copies the buffers that it knows
+    layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), centred, torch.nn.Dropout(0.2)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(40, 1))
     wrapped = wrapped_in(model)
     return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9), torch.from_numpy
@@ -143,8 +149,8 @@ def load(parts: dict[str, Any]) -> int:
     return int(begin)
 
 
-def save(parts: dict[str, Any], steps: int) -> None:
-    if "END" in os.environ and tr.get_rank() == 0:
+def save(parts: dict[str, Any], steps: int, rank: int) -> None:
+    if "END" in os.environ and rank == 0:
         states = {name: part.state_dict() for name, part in parts.items()}
         Path(os.environ["END"]).write_bytes(pickle.dumps((steps, states)))
 
@@ -154,7 +160,8 @@ def number(value: Any) -> float:
 
 
 def main() -> None:
-    tr.init_process_group()
+    if sys.argv[1] != "torch-own":
+        tr.init_process_group()
     framework = sys.argv[1].partition("-")[0]
     model, optimizer, tensor = make_torch() if framework == "torch" else make_nn()
     data = np.random.default_rng(1).standard_normal((SAMPLES, 6)).astype(np.float32)
@@ -172,7 +179,7 @@ def main() -> None:
     watch(Parts, "agree_on_buffers", "vote", present)
     watch(optimizer, "step", "half", present)
     watch_copies(present)
-    print(f"start {tr.get_rank()} {os.getpid()} {job.number}", flush=True)
+    print(f"start {job.rank} {os.getpid()} {job.number}", flush=True)
     for step in job.steps(int(sys.argv[2])):
         with step:
             present[0] = step.number
@@ -189,13 +196,13 @@ def main() -> None:
                 each.data[...] = 0.9 * each.data + 0.01 * step.number
             print("step", step.number, *indices, repr(number(loss)), flush=True)
             pass_point("committed", step.number)
-    save(parts, int(sys.argv[2]))
+    save(parts, int(sys.argv[2]), job.rank)
     total = [
         each.detach().numpy() if hasattr(each, "detach") else each.data
         for whole in (model, average)
         for each in (*whole.parameters(), *(buffer for _, buffer in whole.named_buffers()))
     ]
-    print(f"end {tr.get_rank()} {os.getpid()} {sum(float(abs(each).sum()) for each in total)!r}")
+    print(f"end {job.rank} {os.getpid()} {sum(float(abs(each).sum()) for each in total)!r}")
 
 
 main()

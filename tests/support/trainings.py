@@ -15,6 +15,8 @@ from support.nodes import QUICK, Job, Node
 from support.processes import soon
 
 SCRIPT = str(Path(__file__).with_name("recovering.py"))
+BATCH, SAMPLES = 12, 60
+"""The script's."""
 EACH = 2
 """Number of workers of a node."""
 MOST = 6
@@ -65,6 +67,7 @@ class Training:
         *losses: str,
         least: int = 0,
         etcd: str = "",
+        kind: str = "nn",
         **more: str,
     ) -> None:
         launcher.environ |= {"PAUSE": more.pop("pause", "0")}
@@ -75,7 +78,7 @@ class Training:
         if etcd:
             meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={etcd}", f"--rdzv-conf={QUICK}")
             self.job = Job(launcher, f"--nnodes={nnodes}", *meet, *options)
-        self._argv = (SCRIPT, "nn", str(steps), *losses)
+        self._argv = (SCRIPT, kind, str(steps), *losses)
         for _ in range(nodes):
             self.start()
 
@@ -111,3 +114,43 @@ class Training:
 def kill(pids: list[int], signo: int = signal.SIGKILL) -> None:
     for pid in pids:
         os.kill(pid, signo)
+
+
+def worlds(found: Outcome) -> list[int]:
+    """The number of ranks of each step, which follows from the parts of its batch."""
+    assert sorted(found.steps) == [*range(len(found.steps))]
+    sizes = [{len(told.split()) - 1 for told in found.steps[step]} for step in sorted(found.steps)]
+    assert all(len(each) == 1 for each in sizes), "a step was committed by two worlds"
+    return [BATCH // each.pop() for each in sizes]
+
+
+def undisturbed(folder: Path, sizes: list[int], kind: str) -> Outcome:
+    """What jobs of these sizes do that stop and resume from a file where the size changes."""
+    outputs, begin = [], 0
+    state = folder / "state"
+    while begin < len(sizes):
+        same = next((n for n in range(begin, len(sizes)) if sizes[n] != sizes[begin]), len(sizes))
+        with Launcher(folder) as launcher:
+            launcher.environ |= {"END": str(state)} | ({"BEGIN": str(state)} if begin else {})
+            code, out, err = launcher.run(
+                f"--nproc-per-node={sizes[begin]}", SCRIPT, kind, str(same)
+            )
+        assert code == 0, err
+        outputs.append(out)
+        begin = same
+    steps = outcome(outputs).steps
+    return Outcome({}, steps, outcome(outputs[-1:]).totals, {})
+
+
+def check_as_undisturbed(found: Outcome, folder: Path, kind: str = "nn") -> list[int]:
+    """Check that the job did what jobs of its sizes do; return these, each once in a row."""
+    sizes = worlds(found)
+    expected = undisturbed(folder, sizes, kind)
+    for step, told in found.steps.items():
+        assert told <= expected.steps[step], f"step {step} was committed with two contents"
+    assert found.totals == expected.totals
+    for first in range(0, len(sizes) - SAMPLES // BATCH + 1, SAMPLES // BATCH):
+        epoch = [expected.steps[step] for step in range(first, first + SAMPLES // BATCH)]
+        taken = [index for step in epoch for told in step for index in told.split()[:-1]]
+        assert sorted(map(int, taken)) == [*range(SAMPLES)], "a sample was lost, or taken twice"
+    return [size for n, size in enumerate(sizes) if n == 0 or sizes[n - 1] != size]

@@ -73,12 +73,6 @@ class Training:
         """Return this process's rank; 0 without a process group."""
         return 0 if self._group is None else self._group.rank
 
-    @property
-    def _is_fixed(self) -> bool:
-        """Return whether as many ranks as there are have to go on."""
-        group = self._group
-        return self._parts.is_sharded or (isinstance(group, JobGroup) and group.is_fixed)
-
     def steps(self, total: int) -> Iterator[Step]:
         """Yield the steps that are left, and each again until it is committed.
 
@@ -136,7 +130,7 @@ class Training:
         if self._rounds is not None:
             self._parts.begin(self.number)
             self._rounds.follow()
-            self._rounds.join(is_fixed=self._is_fixed)
+            self._rounds.join(is_fixed=self._parts.is_sharded)
 
     def replace(self) -> None:
         """Take the place of a lost worker, with the state of the others."""
@@ -147,7 +141,7 @@ class Training:
             self._meet(self._rounds)
         except LOST as lost:
             self.recover(lost)
-        self._rounds.join(is_fixed=self._is_fixed)
+        self._rounds.join(is_fixed=self._parts.is_sharded)
 
     def recover(self, lost: TorshError) -> None:
         """Go back to the last commit, with the other ranks, in the next round if one was lost.

@@ -25,8 +25,6 @@ class RecoveringGroup(JobGroup):
     Both have one backend, and with it one order of operations.
     """
 
-    is_fixed = True  # torch's group has a size that stays
-
     def __init__(self, group: TorshProcessGroup, job: Job | LateJob) -> None:
         """Take the backend of torch's group."""
         self._torchs = group
@@ -63,6 +61,8 @@ class RecoveringGroup(JobGroup):
     ) -> None:
         """Configure torch's group, too, and give torch's DistributedDataParallel new reducers."""
         super().configure(store_addr, replica_id, rank, world_size, quorum_id, timeout)
+        ranks: Any = dist.distributed_c10d._world.pg_group_ranks
+        ranks[self._torchs] = {each: each for each in range(world_size)}
         for model in replicas.present(self._torchs):
             replicas.begin_anew(model)
 
