@@ -12,7 +12,7 @@ import pytest
 from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
 from support.processes import soon
-from support.trainings import Training, outcome
+from support.trainings import Training, check_as_undisturbed, outcome
 
 STEPS, PAUSE = 200, "0.4"
 """Enough for nodes to come and go, and seconds that each step takes until the test is done."""
