@@ -38,7 +38,7 @@ class Rounds:
         self.number = job.env.round
         self.rank, self.world_size = job.env.rank, job.env.world_size
         """This worker's rank and the number of ranks in round `number`."""
-        self._notice = NOTICE if job.env.num_nodes == 1 else NOTICE_OF_NODES
+        self._num_nodes = job.env.num_nodes
         self._left = threading.Event()
 
     def follow(self) -> None:
@@ -100,7 +100,8 @@ class Rounds:
         self._say("waits to hear that the round is over")
         try:
             key = f"over/{self.number}"
-            exited = self._store.wait([key], self._notice)[key].value
+            most = NOTICE if self._num_nodes == 1 else NOTICE_OF_NODES
+            exited = self._store.wait([key], most)[key].value
         except StoreTimeout:
             raise lost from None
         if exited:
@@ -119,6 +120,7 @@ class Rounds:
         own = json.loads(places)[self._local_rank]
         os.environ.update(own)
         self.rank, self.world_size = int(own["RANK"]), int(own["WORLD_SIZE"])
+        self._num_nodes = int(own["GROUP_WORLD_SIZE"])
 
     def _wait(self, key: str) -> bytes:
         while True:
