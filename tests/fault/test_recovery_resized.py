@@ -12,7 +12,7 @@ import pytest
 from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
 from support.processes import soon
-from support.trainings import Training, check_as_undisturbed, outcome
+from support.trainings import EACH, Training, check_as_undisturbed, outcome
 
 STEPS, PAUSE = 200, "0.4"
 """Enough for nodes to come and go, and seconds that each step takes until the test is done."""
@@ -147,3 +147,28 @@ def test_a_node_that_is_told_to_go_leaves_the_others_their_processes(
     assert [code for code, _ in outputs] == [0, 0, 75], outputs
     found = outcome([output for _, output in outputs])
     assert check_as_undisturbed(found, tmp_path)[-2:] == [6, 4], outputs
+
+
+@pytest.mark.etcd
+def test_agents_may_be_killed_at_any_moment(
+    train: Trainings, tmp_path: Path, fast: Path, etcd: EtcdCluster
+) -> None:
+    random, kills = Random(int(time.time())), 3
+    training = train(3, 400, least=2, pause="0.2", etcd=",".join(etcd.endpoints))
+    training.job.nodes[0].wait_for("6 workers in all")
+    present, killed = [0, 1, 2], []
+    wait_for_steps(training, 1, *present)
+    begun = [training.present(node)[-EACH:] for node in present]
+    for _ in range(kills):
+        time.sleep(random.random())
+        killed.append(present.pop(random.randrange(len(present))))
+        training.job.nodes[killed[-1]].send(signal.SIGKILL)
+        training.start()
+        present.append(len(training.job.nodes) - 1)
+        training.wait_until_it_trains(present[-1])
+        begun.append(training.present(present[-1]))
+        wait_for_steps(training, random.randrange(3), *present)
+    assert [training.present(node) for node in present] == [begun[node] for node in present]
+    fast.touch()
+    found, outputs = training.end(*killed)
+    assert check_as_undisturbed(found, tmp_path)[-1] == 6, outputs
