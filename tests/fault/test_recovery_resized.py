@@ -23,6 +23,7 @@ Trainings = Callable[..., Training]
 def fast(tmp_path: Path, torshrun: Launcher) -> Path:
     """A file; steps take a while as long as there is none."""
     torshrun.environ["FAST"] = str(tmp_path / "fast")
+    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path / "inductor")
     return tmp_path / "fast"
 
 
@@ -52,11 +53,10 @@ def wait_for_steps(training: Training, count: int, *nodes: int) -> None:
     assert soon(lambda: committed(training, *nodes) >= least, 60), training.job.nodes[0].output
 
 
-@pytest.mark.parametrize("kind", ["nn", "torch", "torch-own"])
 def test_a_job_goes_on_smaller_and_grows_again(
-    train: Trainings, tmp_path: Path, fast: Path, kind: str
+    train: Trainings, tmp_path: Path, fast: Path
 ) -> None:
-    training = train(3, STEPS, least=2, pause=PAUSE, kind=kind)
+    training = train(3, STEPS, least=2, pause=PAUSE)
     training.job.nodes[0].wait_for("6 workers in all")
     wait_for_steps(training, 2, 0, 1, 2)
     time.sleep(Random().random())
@@ -70,7 +70,26 @@ def test_a_job_goes_on_smaller_and_grows_again(
     assert [training.present(node) for node in (0, 1)] == before
     fast.touch()
     found, outputs = training.end(2)
-    assert check_as_undisturbed(found, tmp_path, kind)[-3:] == [6, 4, 6], outputs
+    assert check_as_undisturbed(found, tmp_path)[-3:] == [6, 4, 6], outputs
+
+
+@pytest.mark.parametrize("kind", ["torch", "torch-own"])
+def test_replicas_of_torch_models_go_on_smaller_and_grow_again(
+    train: Trainings, tmp_path: Path, fast: Path, kind: str
+) -> None:
+    training = train(2, STEPS, least=1, pause=PAUSE, kind=kind)
+    wait_for_steps(training, 2, 1)
+    before = training.present(0)
+    training.job.nodes[1].send(signal.SIGKILL)
+    training.job.nodes[0].wait_for("was lost; the others continue")
+    wait_for_steps(training, 2, 0)
+    training.start()
+    training.wait_until_it_trains(2)
+    wait_for_steps(training, 2, 2)
+    assert training.present(0) == before
+    fast.touch()
+    found, outputs = training.end(1)
+    assert check_as_undisturbed(found, tmp_path, kind)[-3:] == [4, 2, 4], outputs
 
 
 def test_a_spare_takes_the_place_of_a_lost_node(

@@ -131,6 +131,7 @@ def undisturbed(folder: Path, sizes: list[int], kind: str) -> Outcome:
     while begin < len(sizes):
         same = next((n for n in range(begin, len(sizes)) if sizes[n] != sizes[begin]), len(sizes))
         with Launcher(folder) as launcher:
+            launcher.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
             launcher.environ |= {"END": str(state)} | ({"BEGIN": str(state)} if begin else {})
             code, out, err = launcher.run(
                 f"--nproc-per-node={sizes[begin]}", SCRIPT, kind, str(same)
