@@ -202,9 +202,8 @@ def _go_on(view: ClusterState, header: Header, now: float) -> Decision:
     if waits := _unfenced(view, set(), now):
         return waits
     staying = mending.staying(view)
-    if len(staying) + sum(map(view.stays, view.rows)) < view.limits[0] and (
-        verdict := _preempted(view)
-    ):
+    too_few = len(staying) + sum(map(view.stays, view.rows)) < view.limits[0]
+    if too_few and (verdict := _preempted(view)):
         return verdict
     return _form(view, now, mending.history(view, header), staying)
 
