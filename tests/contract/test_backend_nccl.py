@@ -277,6 +277,25 @@ def test_nothing_is_held_behind_a_long_kernel(backend: NcclBackend, torch: Any) 
 
 @pytest.mark.gpu
 @needs_gpu
+def test_calls_that_block_run_on_the_callers_stream(backend: NcclBackend, torch: Any) -> None:
+    own = torch.cuda.ExternalStream(backend._own.handle)
+    backend.barrier(LONG)
+    own.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        array = torch.ones(1 << 20, device="cuda")
+        torch.cuda._sleep(1_000_000_000)
+        for _ in range(10):
+            backend.all_reduce(array, PremulSum(2.0), LONG)
+        assert not torch.cuda.current_stream().query()
+        assert own.query(), "the group's stream has got some of it"
+        work = backend.all_reduce(array, PremulSum(0.5), LONG, async_op=True)
+        work.wait()
+        assert bool((array == 512).all())
+    assert not backend.failed
+
+
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("mode", ["global", "thread_local"])
 def test_captured_operations_run_with_the_graph(
     backend: NcclBackend, torch: Any, mode: str
