@@ -146,7 +146,29 @@ class Communicator:
         return Device(self._gpu.number)
 
     def get_async_error(self) -> int:
-        return self._check_valid("get async error").error
+        clique = self._check_valid("get async error")
+        if clique.suspended.get(self._rank):
+            machine().faults.append("a suspended communicator is asked for errors")
+        return clique.error
+
+    def suspend(self, flags: int = 1) -> None:
+        """Return when all ranks have called it, as NCCL's does."""
+        self._check_valid("suspend")
+        if release < (2, 29, 7):
+            raise RuntimeError("function ncclCommSuspend is not found")
+        self._change(True)
+
+    def resume(self) -> None:
+        self._check_valid("resume")
+        self._change(False)
+
+    def _change(self, to: bool) -> None:
+        clique = self._check_valid()
+        last = clique.last.get(self._rank)
+        if last is not None and not last.done:
+            machine().faults.append("a communicator is suspended or resumed under its operations")
+        if not clique.all_ranks_become(self._rank, to):
+            raise NCCLError("internal error: the communicator was aborted")
 
     def abort(self) -> None:
         self.close_all_resources()
@@ -301,6 +323,8 @@ class Communicator:
         if queue.capture is not None:
             machine().put_node(queue, lambda other: self._launch(other, [*map(replace, ops)]))
             return
+        if clique.suspended.get(self._rank):
+            raise NCCLError("invalid usage: the communicator is suspended")
         clique.connect(self._rank, ops)
         launch = Launch(self._rank, ops)
         with machine().moved:

@@ -1,5 +1,5 @@
-"""One rank with a GPU: gpu_rank.py FOLDER calls the function of gpu_bodies, gpu_compression,
-gpu_services or gpu_waits that FOLDER/call names, and writes what it returns to a file with the rank's number.
+"""One rank with a GPU: gpu_rank.py FOLDER calls the function that FOLDER/call names, of gpu_bodies
+or one of its neighbours, and writes what it returns to a file with the rank's number.
 
 NCCL refuses two ranks of one host on one GPU. Where there are fewer GPUs than ranks each rank says
 that it is another host, so that they reach each other through sockets, as nodes do.

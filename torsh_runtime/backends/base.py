@@ -278,6 +278,16 @@ class Backend(Operations):
         """
         return None
 
+    def suspend(self, timeout: float) -> None:
+        """Give back memory that the group holds beyond its connections, until its next operation.
+
+        All ranks call it at the same time. It waits until what was begun is over, for at most
+        `timeout` seconds. Backends that hold little do nothing.
+        """
+
+    def resume(self, timeout: float) -> None:
+        """Take the memory again, as the next operation would. All ranks call it."""
+
     @abstractmethod
     def abort(self) -> None:
         """End all pending and later operations of all ranks with CommAborted. Any thread."""

@@ -113,6 +113,14 @@ class ByDeviceBackend(Backend):
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
         return self._host.common_memory(num_bytes, timeout)
 
+    def suspend(self, timeout: float) -> None:
+        self._host.suspend(timeout)
+        self._gpu.suspend(timeout)
+
+    def resume(self, timeout: float) -> None:
+        self._host.resume(timeout)
+        self._gpu.resume(timeout)
+
     def abort(self) -> None:
         for member in self._members:
             member.abort()

@@ -85,6 +85,12 @@ class Intercepting(Backend):
     ) -> Backend | None:
         return self._backend.subgroup(store, name, ranks, timeout)
 
+    def suspend(self, timeout: float) -> None:
+        self._backend.suspend(timeout)
+
+    def resume(self, timeout: float) -> None:
+        self._backend.resume(timeout)
+
     def abort(self) -> None:
         self._backend.abort()
 

@@ -156,6 +156,22 @@ class LateNcclBackend(Backend):
         for made in [*self._parts.values()]:
             made.told()
 
+    def suspend(self, timeout: float) -> None:
+        for made in self._in_order():
+            made.suspend(timeout)
+
+    def resume(self, timeout: float) -> None:
+        for made in self._in_order():
+            made.resume(timeout)
+
+    def _in_order(self) -> list[NcclBackend]:
+        """Return what was made, in an order that keeps ranks from waiting for each other."""
+        parts = {
+            () if peer is None else tuple(sorted((self._rank, peer))): made
+            for peer, made in [*self._parts.items()]
+        }
+        return [parts[key] for key in sorted(parts)]
+
     def abort(self) -> None:
         text = f"rank {self._rank} aborted the group. Destroy the process group and make a new one."
         self._note(FailureCause("CommAborted", (text,)))

@@ -25,6 +25,8 @@ from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
 _MESSAGES = ("send", "recv")
+_TO_RESUME = 600.0
+"""Seconds that all ranks have to come to a block, in a group that was suspended."""
 _OF_DEFAULT_STREAM = (
     "CUDA's default stream cannot be used while a stream that waits for it is captured in a graph: "
     "begin the operation on a stream of your own, or after the capture"
@@ -205,6 +207,8 @@ class NcclLaunching(NcclOperations):
     @contextmanager
     def coalescing(self) -> Iterator[None]:
         with self._turn:  # operations of other threads come after the block
+            if self._is_suspended:
+                self.resume(_TO_RESUME)
             self._block = []
             self._nccl.group_start()
             try:
