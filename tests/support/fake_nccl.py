@@ -104,10 +104,29 @@ class CustomRedOp:
         self.closed = True
 
 
+class RegisteredBufferHandle:
+    """Memory that NCCL knows: it has to be allocated until it is closed."""
+
+    def __init__(self, communicator: Communicator, address: int, num_bytes: int) -> None:
+        self._communicator = communicator
+        self._place = communicator._gpu, address, num_bytes
+        self.is_valid = True
+        self._check_memory()
+
+    def close(self) -> None:
+        if self.is_valid:
+            self._check_memory()
+            self.is_valid = False
+
+    def _check_memory(self) -> None:
+        machine().reuse()
+        machine().memory(*self._place)  # notes a fault if it is free
+
+
 class Communicator:
     def __init__(self, ptr: int | None = None) -> None:
         self._clique: Any = None
-        self._resources: list[CustomRedOp] = []
+        self._resources: list[Any] = []
 
     @classmethod
     def init(
@@ -150,6 +169,13 @@ class Communicator:
         if clique.suspended.get(self._rank):
             machine().faults.append("a suspended communicator is asked for errors")
         return clique.error
+
+    def register_buffer(self, buffer: Any) -> RegisteredBufferHandle:
+        self._check_valid("register_buffer")
+        facts = buffer.__cuda_array_interface__
+        made = RegisteredBufferHandle(self, facts["data"][0], facts["shape"][0])
+        self._resources.append(made)
+        return made
 
     def suspend(self, flags: int = 1) -> None:
         """Return when all ranks have called it, as NCCL's does."""

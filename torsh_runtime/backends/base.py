@@ -108,6 +108,17 @@ class Facts:
     """
 
 
+class Registration(Protocol):
+    """Represents memory that a backend has been told of, so that it moves it with fewer copies."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Return whether the backend still knows the memory."""
+
+    def close(self) -> None:
+        """Let the backend forget it. The memory's owner is kept until that is so."""
+
+
 class Backend(Operations):
     """Carries out the operations of one rank of a group. Ranks and roots are numbered within the
     group, from 0.
@@ -275,6 +286,14 @@ class Backend(Operations):
         new group's: while a rank is awaited, the others check there whether that has happened.
         `timeout` is in seconds, for the rendezvous. Raises what creating a group raises, and has
         then reported it in the store.
+        """
+        return None
+
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        """Tell the backend of memory on a GPU that operations will use again and again.
+
+        All ranks do that at the same point of their operations. `owner` keeps the memory. Returns
+        None if that gains nothing, or cannot be done before the group's first operation on GPUs.
         """
         return None
 

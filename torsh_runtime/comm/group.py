@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.base import Backend, BackendType, Registration
 from torsh_runtime.backends.intercepting import seen
 from torsh_runtime.backends.reconfiguration import Reconfiguration, Unmet, check_plan
 from torsh_runtime.backends.recorder import GroupRecorder
@@ -234,6 +234,11 @@ class ProcessGroup(Reductions, DataMovement, Rooted, Barriers, PointToPoint):
     def common_memory(self, num_bytes: int) -> memoryview | None:
         """Return `num_bytes` bytes that all ranks share, or None if there are none; see Backend."""
         return self._backend.common_memory(num_bytes, self._timeout)
+
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        """Tell the backend of memory on a GPU that operations will use again and again; see
+        Backend."""
+        return self._backend.register_memory(address, num_bytes, owner)
 
     def suspend(self) -> None:
         """Give back memory that the group holds beyond its connections, until its next operation.

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.base import Backend, BackendType, Registration
 from torsh_runtime.backends.library.failure_notifications import (
     Call,
     FailureCause,
@@ -155,6 +155,10 @@ class LateNcclBackend(Backend):
         """Note that the program has heard of the group's failure."""
         for made in [*self._parts.values()]:
             made.told()
+
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        made = self._made
+        return None if made is None else made.register_memory(address, num_bytes, owner)
 
     def suspend(self, timeout: float) -> None:
         for made in self._in_order():

@@ -6,9 +6,8 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 
-from torsh_runtime.backends.nccl.device import loaded_framework
 from torsh_runtime.backends.nccl.flights import Flight
-from torsh_runtime.backends.nccl.launching import NcclLaunching
+from torsh_runtime.backends.nccl.registering import NcclRegistering
 
 _SINCE = (2, 29, 7)
 """The first version of NCCL that can suspend communicators."""
@@ -16,7 +15,7 @@ _PAUSE = 0.001
 """Seconds between two looks at what the GPU has yet to do."""
 
 
-class NcclSuspending(NcclLaunching):
+class NcclSuspending(NcclRegistering):
     """A group over an NCCL communicator, whose memory can be given back for a while."""
 
     def suspend(self, timeout: float) -> None:
@@ -29,6 +28,7 @@ class NcclSuspending(NcclLaunching):
                 time.sleep(_PAUSE)
             self._check_usable()
             self._own.free.clear()
+            self._deregister_all()
             if _can_suspend():
                 self._is_suspended = True
                 self._with_all_ranks("suspend", self._communicator.suspend, timeout)
@@ -49,8 +49,7 @@ class NcclSuspending(NcclLaunching):
         if self._watcher.is_asleep:
             self._watcher.wake()
         try:
-            with loaded_framework().on_device(self._device):
-                self._own.make_current()
+            with self._on_device():
                 call()
         except Exception as error:
             cause = self.broke(flight, error)
