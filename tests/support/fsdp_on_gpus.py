@@ -4,6 +4,7 @@ rank's part, and those of nn are on NCCL's fake."""
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -109,6 +110,7 @@ def in_slots(rank: int) -> dict[str, Any]:
         both = trained(False), trained(True)
     kept = list(closed)
     registered_slots._slots.clear()
+    gc.collect()  # models, which hold on to them
     return {"losses": both, "registered": told, "kept": kept, "closed": closed}
 
 
