@@ -40,7 +40,7 @@ class Registration:
     def __init__(self, group: NcclRegistering, handle: Any, owner: object) -> None:
         self._group = group
         self.handle = handle
-        self._owner = owner
+        self.owner = owner
 
     @property
     def is_valid(self) -> bool:
@@ -60,7 +60,8 @@ class NcclRegistering(NcclLaunching):
     ) -> None:
         super().__init__(nccl, cuda, communicator, news)
         self._registered: WeakSet[Registration] = WeakSet()
-        self._given_up: deque[Registration] = deque()
+        self._given_up: deque[tuple[Registration, object]] = deque()
+        """Registrations to end, with the owners of their memory."""
 
     def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
         with self._turn:
@@ -82,14 +83,15 @@ class NcclRegistering(NcclLaunching):
     def give_up(self, registration: Registration) -> None:
         """Deregister the memory as soon as nothing is under way, and keep it until then."""
         if registration.is_valid:  # else NCCL has forgotten it, as when the group was aborted
-            self._given_up.append(registration)
+            self._given_up.append((registration, registration.owner))
 
     def _sweep(self) -> None:
         super()._sweep()
         if self._given_up and not self._flights:
             with self._turn, self._on_device():
                 while self._given_up and not self._flights:
-                    self._deregister(self._given_up.popleft())
+                    registration, _ = self._given_up.popleft()
+                    self._deregister(registration)
 
     def _deregister_all(self) -> None:
         """Deregister all memory. Nothing is under way."""
