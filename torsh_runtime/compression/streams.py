@@ -47,7 +47,7 @@ class SideStreams:
 
 
 class StreamedWork(Work):
-    """What is on a stream up to an event. `wait()` makes the current stream wait."""
+    """Represents what a stream has got up to an event. `wait()` makes the current stream wait."""
 
     def __init__(self, cuda: Any, event: Any, device: Any) -> None:
         self._cuda = cuda

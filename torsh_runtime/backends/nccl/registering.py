@@ -81,7 +81,7 @@ class NcclRegistering(NcclLaunching):
             return made
 
     def give_up(self, registration: Registration) -> None:
-        """Deregister the memory as soon as nothing is under way, and keep it until then."""
+        """End the registration as soon as nothing is under way, and keep the memory until then."""
         if registration.is_valid:  # else NCCL has forgotten it, as when the group was aborted
             self._given_up.append((registration, registration.owner))
 
@@ -94,7 +94,7 @@ class NcclRegistering(NcclLaunching):
                     self._deregister(registration)
 
     def _deregister_all(self) -> None:
-        """Deregister all memory. Nothing is under way."""
+        """End all registrations. Nothing is under way."""
         with self._on_device():
             for each in [*self._registered]:
                 self._deregister(each)
