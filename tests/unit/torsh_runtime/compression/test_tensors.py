@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,10 @@ from support.compressed import COMPRESSORS, alone, gradients, on_ranks
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.compression import Compressor, FlatBucket
 from torsh_runtime.compression.arrays import half_dtype
+from torsh_runtime.compression.streams import StreamedWork
+from torsh_runtime.compression.tensors import _DeviceDraws
 from torsh_runtime.compression.wire import Wire
+from torsh_runtime.errors import CommTimeout
 
 torch = pytest.importorskip("torch")
 
@@ -262,3 +266,36 @@ def test_nothing_is_held_after_a_step_but_what_the_next_needs(name: str) -> None
         assert gone() is None
         counts.append(tensors())
     assert counts[2] == counts[3]
+
+
+def test_a_gpus_draws_are_chances_that_the_seed_decides() -> None:
+    def drawn(seed: int) -> Any:
+        draws = _DeviceDraws(torch.device("cpu"), seed)
+        return draws.random((100, 100), np.float32).tensor
+
+    first = drawn((1 << 64) - 1)
+    assert first.min() >= 0
+    assert first.max() < 1
+    assert abs(float(first.mean()) - 0.5) < 0.02
+    assert torch.equal(drawn((1 << 64) - 1), first)
+    assert not torch.equal(drawn(5), first)
+
+
+class Event:
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.query, self.synchronize = self.over.is_set, self.over.wait
+
+
+def test_a_work_on_a_stream_can_be_waited_for_by_the_processor() -> None:
+    event, called = Event(), threading.Event()
+    work = StreamedWork(None, event, None)
+    work.add_done_callback(lambda _: called.set())
+    assert not work.done()
+    with pytest.raises(CommTimeout):
+        work.wait(0.01)
+    assert not called.is_set()
+    event.over.set()
+    assert work.wait(60.0)
+    assert called.wait(60.0)
+    assert work.exception() is None
