@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from support.fake_gpus import Jobs, Ranks
 from support.suite.cases import LONG
 
 from torsh_runtime.backends.base import BackendType, ReduceOp
+from torsh_runtime.backends.library import failure_notifications
 from torsh_runtime.backends.library.failure_notifications import Call
 from torsh_runtime.backends.nccl import device
 from torsh_runtime.backends.nccl.backend import NcclBackend
@@ -24,6 +25,7 @@ from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommTimeout
 from torsh_runtime.job_group import JobGroup
+from torsh_runtime.store.client import StoreClient
 
 Run = Callable[..., list[Any]]
 MIB = 1 << 20
@@ -600,3 +602,36 @@ def test_the_default_stream_is_refused_during_a_capture_that_it_waits_for(run: R
 
     turn = threading.Lock()
     run(body)
+
+
+def test_a_store_that_does_not_answer_delays_no_deadline(
+    fake_ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither that of a group whose peers' notes are being read, nor that of another one."""
+    monkeypatch.setattr(failure_notifications, "_PATIENCE", 1.0)
+    real, over, threads = StoreClient._ask, threading.Event(), set()
+
+    def ask(self: StoreClient, call: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return real(self, call)
+
+    def body(backend: NcclBackend) -> None:
+        other = fake_ranks.connect(BackendType.NCCL, "other", backend.rank, (0, 1), LONG)
+        with closing(other):
+            backend.barrier(LONG)
+            other.barrier(LONG)
+            if backend.rank == 0:
+                with fake_ranks.silent_store():
+                    backend.all_reduce(full(4, 1), ReduceOp.SUM, LONG, async_op=True)
+                    assert soon(lambda: backend._is_reading)
+                    work = other.all_reduce(full(4, 1), ReduceOp.SUM, 0.5, async_op=True)
+                    with pytest.raises(CommTimeout, match="job's store does not answer"):
+                        work.wait(20)
+                over.set()
+            assert over.wait(LONG)
+            backend.abort()
+
+    monkeypatch.setattr(StoreClient, "_ask", ask)
+    fake_ranks.run(2, body)
+    assert "torsh-nccl-notes" in threads
+    assert "torsh-nccl" not in threads

@@ -9,7 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from support import fake_cuda, fake_cupy, fake_driver, fake_nccl
 from support.fake_cuda import Machine
 from support.forked import Raised
 from support.suite.cases import LONG
-from support.worlds import PATIENCE
+from support.worlds import PATIENCE, silent
 
 from torsh_runtime.backends import registry
 from torsh_runtime.backends.base import Backend, BackendType, ByDevice
@@ -111,6 +111,10 @@ class Ranks:
         self._clients.append(client)
         store = client.scoped(f"group/{self._groups}/{name}/")
         return NcclBackend.connect(store, rank, len(members), timeout)
+
+    def silent_store(self) -> AbstractContextManager[None]:
+        """In it the ranks' store answers nothing."""
+        return silent(self._hosted)
 
     def close(self) -> None:
         self._hosted.close()
