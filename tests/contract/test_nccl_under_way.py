@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from torsh_runtime.backends.nccl import device
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.work import Work
-from torsh_runtime.errors import CommTimeout
+from torsh_runtime.errors import CommAborted, CommTimeout
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.store.client import StoreClient
 
@@ -635,3 +635,79 @@ def test_a_store_that_does_not_answer_delays_no_deadline(
     fake_ranks.run(2, body)
     assert "torsh-nccl-notes" in threads
     assert "torsh-nccl" not in threads
+
+
+def beside(work: Callable[[], None]) -> threading.Thread:
+    """Start a thread with the calling thread's device."""
+    machine = fake_cuda.machine()
+    gpu = machine.current
+
+    def run() -> None:
+        machine.current = gpu
+        work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_an_abort_frees_those_who_wait_for_another_threads_block(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        ours, others, waits = full(4, 1), full(4, 1), threading.Event()
+
+        def reduce() -> None:
+            waits.set()
+            with pytest.raises(CommAborted):
+                backend.all_reduce(others, ReduceOp.SUM, LONG)
+
+        with pytest.raises(CommAborted), backend.coalescing():
+            backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
+            thread = beside(reduce)
+            assert waits.wait(LONG)
+            beside(backend.abort).join(LONG)
+            thread.join(LONG / 2)
+            assert not thread.is_alive()
+
+    run(body)
+
+
+def test_the_deadline_of_an_operation_is_kept_while_another_thread_has_a_block(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        others = full(4, 1)
+
+        def reduce() -> None:
+            with pytest.raises(CommTimeout, match="another thread of this process has had a block"):
+                backend.all_reduce(others, ReduceOp.SUM, 0.3)
+
+        with backend.coalescing():
+            thread = beside(reduce)
+            thread.join(LONG / 2)
+            assert not thread.is_alive()
+        assert backend.failed
+
+    run(body)
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_a_block_does_not_defer_another_groups_operations(
+    fake_ranks: Ranks, is_block: bool
+) -> None:
+    def body(backend: NcclBackend) -> None:
+        other = fake_ranks.connect(BackendType.NCCL, "other", backend.rank, (0, 1), LONG)
+        with closing(other):
+            other.barrier(LONG)
+            ours, others = full(4, 1), full(4, 1)
+            with backend.coalescing():
+                backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
+                with other.coalescing() if is_block else nullcontext():
+                    work = other.all_reduce(others, ReduceOp.SUM, LONG, async_op=True)
+                work.wait()
+                assert (others.get() == 2).all()
+                with backend.coalescing():
+                    last = backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
+            last.wait()
+            assert (ours.get() == 4).all()
+
+    fake_ranks.run(2, body)
