@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from support import fake_cupy
+from support import fake_cupy, nccl_groups
 from support.fake_gpus import fake_gpus
 
 from torsh_runtime.backends.base import ReduceOp
@@ -39,7 +39,7 @@ def main(mode: str) -> None:
         def connect(rank: int) -> None:
             machine.current = machine.gpus[rank]
             client = StoreClient.connect(hosted.endpoint, b"", LONG)
-            group = NcclBackend.connect(client, rank, 2, LONG)
+            group = nccl_groups.connect(client, rank, 2, LONG)
             group.barrier(LONG)
             groups.append(group)
 

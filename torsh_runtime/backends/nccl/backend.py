@@ -24,13 +24,10 @@ from torsh_runtime.backends.library.failure_notifications import (
 )
 from torsh_runtime.backends.nccl import unreported
 from torsh_runtime.backends.nccl.callbacks import look_soon
-from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator
 from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.nccl.launching import Companion, NcclLaunching
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
-from torsh_runtime.backends.nccl.loading import load
 from torsh_runtime.errors import CommError
-from torsh_runtime.store.client import StoreClient
 
 _PAUSE = 0.002
 """Seconds between two looks of a thread that closes the group."""
@@ -44,11 +41,12 @@ _TIMEOUTS_TO_START = 4
 
 
 class NcclBackend(NcclLaunching):
-    """Carries out the operations of one rank on the device that was current when it connected.
+    """Carries out the operations of one rank on the device of its communicator.
 
-    NCCL has no tags, no receiving from any rank, no bitwise operations and no products of complex
-    numbers; these raise ValueError and TypeError. Narrow floats are rounded at every addition, and
-    MIN and MAX may lose NaN. Sent arrays are not copied: the stream waits until they are received.
+    LateNcclBackend makes it when the first operation on GPUs comes. NCCL has no tags, no receiving
+    from any rank, no bitwise operations and no products of complex numbers; these raise ValueError
+    and TypeError. Narrow floats are rounded at every addition, and MIN and MAX may lose NaN. Sent
+    arrays are not copied: the stream waits until they are received.
     """
 
     type = BackendType.NCCL
@@ -68,22 +66,6 @@ class NcclBackend(NcclLaunching):
         self.looking = threading.RLock()
         unreported.look_at_exit(self)
         self._watcher.add(self)
-
-    @classmethod
-    def connect(cls, store: StoreClient, rank: int, world_size: int, timeout: float) -> NcclBackend:
-        """Make a communicator with the ranks that meet in the store, whose keys must be fresh.
-
-        Each rank needs a device of its own, which must be the current one of this thread. Raises
-        BackendUnavailable without CUDA or nccl4py, CommTimeout naming the ranks that did not come
-        within `timeout` seconds, CommError if NCCL fails.
-        """
-        deadline = time.monotonic() + timeout
-        nccl, cuda, device = load(None)
-        news = FailureNotifications(store, rank, world_size, cls.type)
-        news.meet(timeout)
-        wait = Wait(Call("init_process_group", 0), deadline - time.monotonic(), lambda: None)
-        place = Place(store, rank, range(world_size))
-        return communicator(place, nccl, wait, device, lambda made: cls(nccl, cuda, made, news))
 
     def accompany(self, companion: Companion) -> None:
         """Join a different backend in one group: when either has failed, the other ends, too."""
