@@ -8,6 +8,9 @@ from torsh_runtime.store.client import StoreClient
 
 
 def connect(store: StoreClient, rank: int, count: int, timeout: float) -> NcclBackend:
-    """What a group's first operation on GPUs makes."""
+    """What a group's first operation on GPUs makes, once all ranks have it: without an operation
+    none may leave before."""
     late = LateNcclBackend.connect(store, rank, count, timeout)
-    return late._join("init_process_group", None, timeout)
+    made = late._join("init_process_group", None, timeout)
+    late._news.all_connected(timeout)
+    return made
