@@ -661,13 +661,17 @@ def test_an_abort_frees_those_who_wait_for_another_threads_block(run: Run) -> No
             with pytest.raises(CommAborted):
                 backend.all_reduce(others, ReduceOp.SUM, LONG)
 
-        with pytest.raises(CommAborted), backend.coalescing():
-            backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
-            thread = beside(reduce)
-            assert waits.wait(LONG)
-            beside(backend.abort).join(LONG)
-            thread.join(LONG / 2)
-            assert not thread.is_alive()
+        def launch() -> None:
+            with backend.coalescing():
+                backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
+                thread = beside(reduce)
+                assert waits.wait(LONG)
+                beside(backend.abort).join(LONG)
+                thread.join(LONG / 2)
+                assert not thread.is_alive()
+
+        with pytest.raises(CommAborted):
+            launch()
 
     run(body)
 

@@ -2,9 +2,9 @@
 
 `gpu_failure.py MODE`: after the failure it ends ("leave"), waits ("stay"), begins another
 collective ("call") or closes its group ("close"). It closes the group before the failure ("early"),
-or as an exception of its own ends it ("exception"). Where it waits, sys.stderr may stand for something
-else, as in a notebook ("hidden"), or nobody reads what it writes ("unread"). Rank 1 is a thread that does not come to the
-collective.
+or as an exception of its own ends it ("exception"). Where it waits, sys.stderr may stand for
+something else, as in a notebook ("hidden"), or nobody reads what it writes ("unread"). Rank 1 is a
+thread that does not come to the collective.
 """
 
 from __future__ import annotations

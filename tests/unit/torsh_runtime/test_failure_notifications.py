@@ -20,7 +20,7 @@ from torsh_runtime.backends.library.failure_notifications import (
     FailureCause,
     FailureNotifications,
 )
-from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost
+from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost, StoreTimeout
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 
@@ -224,3 +224,13 @@ def test_a_silent_store_is_waited_for_once(
             assert news.is_silent
         assert news.missing(call) == []
     assert time.monotonic() - began < 5
+
+
+def test_a_silent_store_delays_the_deadline_of_meeting_little(
+    monkeypatch: pytest.MonkeyPatch, store: StoreClient, hosted: HostedStore
+) -> None:
+    monkeypatch.setattr(failure_notifications, "_PATIENCE", 0.5)
+    began = time.monotonic()
+    with silent(hosted), pytest.raises(StoreTimeout, match="did not answer within 1 s"):
+        FailureNotifications(store, 0, 2, BackendType.GLOO).meet(1.0)
+    assert time.monotonic() - began < 20

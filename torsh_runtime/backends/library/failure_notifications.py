@@ -35,7 +35,7 @@ from torsh_runtime.errors import (
     StoreTimeout,
 )
 from torsh_runtime.store.base import Compare, Put
-from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.client import REQUEST_SECONDS, StoreClient
 
 _KINDS = {
     kind.__name__: kind for kind in (CommAborted, CommError, CommMismatch, CommTimeout, PeerLost)
@@ -123,7 +123,8 @@ class FailureNotifications:
         self._exchange("connected", b"", timeout)
 
     def _exchange(self, what: str, own: bytes, timeout: float) -> dict[int, bytes]:
-        board = BootstrapStore(self._store, self._rank, timeout, self._backend)
+        store = self._store.within(min(max(timeout, _PATIENCE), REQUEST_SECONDS))
+        board = BootstrapStore(store, self._rank, timeout, self._backend)
         return board.exchange(what, own, range(self._world_size))
 
     @property

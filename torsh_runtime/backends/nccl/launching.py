@@ -114,10 +114,7 @@ class NcclLaunching(NcclOperations):
             if self._watcher.is_asleep:
                 self._watcher.wake()
             try:
-                if ready.callers is not None:
-                    self._put(flight, ready, ready.callers)
-                else:
-                    self._put_anywhere(flight, ready)
+                (self._put_anywhere if ready.callers is None else self._put)(flight, ready)
             except BaseException as error:
                 self._refuse(flight, error)
                 raise
@@ -153,8 +150,9 @@ class NcclLaunching(NcclOperations):
         with self._own.current(ready.frameworks) as callers:
             self._put(flight, ready, callers)
 
-    def _put(self, flight: Flight, ready: Ready, callers: Collection[int]) -> None:
+    def _put(self, flight: Flight, ready: Ready, callers: Collection[int] = ()) -> None:
         own, stream = self._own, self._own.stream
+        callers = ready.callers or callers
         if len(own.free) < 2:
             own.create_events()
         flight.operands, flight.followed = ready.held, callers

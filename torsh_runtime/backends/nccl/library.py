@@ -140,4 +140,3 @@ class Nccl(Protocol):
 
     def group(self) -> AbstractContextManager[object]:
         """Return a context manager whose calls are launched together."""
-
