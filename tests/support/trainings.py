@@ -133,9 +133,8 @@ def undisturbed(folder: Path, sizes: list[int], kind: str) -> Outcome:
         with Launcher(folder) as launcher:
             launcher.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
             launcher.environ |= {"END": str(state)} | ({"BEGIN": str(state)} if begin else {})
-            code, out, err = launcher.run(
-                f"--nproc-per-node={sizes[begin]}", SCRIPT, kind, str(same)
-            )
+            argv = f"--nproc-per-node={sizes[begin]}", SCRIPT, kind, str(same)
+            code, out, err = launcher.run(*argv, within=300)
         assert code == 0, err
         outputs.append(out)
         begin = same
