@@ -13,6 +13,8 @@ from pathlib import Path
 from support.processes import marked, soon
 
 CLEARED = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+TORCH_AHEAD = {"TORSH_PRELOAD": "torch._dynamo", "TORSH_STANDBYS": "0"}
+"""Variables that have torshrun load torch, and what optimizers load, once for all workers."""
 
 
 class Launcher:
