@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.launcher import Launcher
-from support.one_thread import load_numpy
+from support.one_thread import compute_on_one_thread
 from support.processes import soon
 
 if TYPE_CHECKING:
     from support.etcd_servers import EtcdCluster
 
-load_numpy()
+compute_on_one_thread()
 pytest_plugins = ("support.quick", "support.run_record", "support.ssh_jobs")
 settings.register_profile(  # how long an example takes proves nothing
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
