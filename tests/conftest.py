@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -62,6 +63,15 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Load torch here, with what optimizers load, before ranks are forked, which else each load
+    it: that takes most of the time of many tests.
+    """
+    if item.get_closest_marker("torch") is not None and importlib.util.find_spec("torch"):
+        importlib.import_module("torch._dynamo")
 
 
 @pytest.fixture

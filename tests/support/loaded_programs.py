@@ -42,9 +42,11 @@ class _Forked(subprocess.Popen[Any]):
         environ = options.get("env") or dict(os.environ)
         words = [str(word) for word in args]
         entered, words = (words[1], words[3:]) if words[0] == "nsenter" else ("", words)
-        if words[0] == sys.executable and _READ_BY_TORCH not in environ:
+        interpreter, *words = (word for word in words if word != "-P")
+        is_known = words[:1] == ["-c"] or words[0].endswith(".py")
+        if interpreter == sys.executable and is_known and _READ_BY_TORCH not in environ:
             # It takes the place of exec: files and folder are by then those of the new program.
-            options["preexec_fn"] = lambda: _be_program(words[1:], environ, entered)
+            options["preexec_fn"] = lambda: _be_program(words, environ, entered)
         super().__init__(args, **options)
 
 
