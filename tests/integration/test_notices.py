@@ -7,7 +7,7 @@ import re
 import signal
 
 import pytest
-from support.launcher import TORCH_AHEAD, Launcher
+from support.launcher import Launcher
 
 needs_torch = pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
 
@@ -57,7 +57,7 @@ def test_without_torshrun_nothing_is_handled(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_trainer_of_transformers_saves_and_ends(torshrun: Launcher) -> None:
     pytest.importorskip("transformers", reason="needs transformers")
     torshrun.environ |= {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    torshrun.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(torshrun.folder / "inductor"), **TORCH_AHEAD}
+    torshrun.share_torch()
     script = torshrun.script(
         """
         import torch

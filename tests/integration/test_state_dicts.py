@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.forked import Raised
-from support.launcher import TORCH_AHEAD, Launcher
+from support.launcher import Launcher
 from support.worlds import run_in_one_world
 
 pytest.importorskip("torch")
@@ -153,7 +153,7 @@ dist.destroy_process_group()
 
 
 def test_scripts_of_torch_change_an_import(torshrun: Launcher) -> None:
-    torshrun.environ |= TORCH_AHEAD
+    torshrun.share_torch()
     (torshrun.folder / "train.py").write_text(OF_TORCH)
     code, out, err = torshrun.run("--nproc-per-node", "2", "train.py", within=60)
     assert code == 0, err

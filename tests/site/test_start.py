@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.blocks import shown, worker_lines
-from support.launcher import TORCH_AHEAD, Launcher
+from support.launcher import Launcher
 from support.ports import free_port
 
 pytestmark = [
@@ -38,7 +38,7 @@ def losses(output: str) -> dict[int, float]:
 @pytest.fixture
 def launcher(torshrun: Launcher) -> Launcher:
     """The same, where torch's cache is in the test's folder and not where temporary files are."""
-    torshrun.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(torshrun.folder / "inductor"), **TORCH_AHEAD}
+    torshrun.share_torch()
     return torshrun
 
 

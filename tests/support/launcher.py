@@ -13,8 +13,6 @@ from pathlib import Path
 from support.processes import marked, soon
 
 CLEARED = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
-TORCH_AHEAD = {"TORSH_PRELOAD": "torch._dynamo", "TORSH_STANDBYS": "0"}
-"""Variables that have torshrun load torch, and what optimizers load, once for all workers."""
 
 
 class Launcher:
@@ -42,6 +40,15 @@ class Launcher:
         assert soon(lambda: not self.left_behind()), self.left_behind()
         assert soon(lambda: not any(self.temporary.iterdir())), os.listdir(self.temporary)
         self.temporary.rmdir()
+
+    def share_torch(self) -> None:
+        """Have workers be forks of a process that has loaded torch and its compiler, which
+        optimizers load: that takes most of the time of a small training. The compiler's folder for
+        temporary files is the test's.
+        """
+        self.environ["PET_PRELOAD"] = "torch._dynamo"
+        self.environ["PET_STANDBYS"] = "0"
+        self.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
 
     def script(self, text: str, name: str = "train.py") -> str:
         """Write a script that finds `rank` defined; its path."""

@@ -165,16 +165,3 @@ def test_threads_keep_it_from_forking() -> None:
     before, after = done.stdout.splitlines()
     assert before == ""
     assert "worker of mine" in after
-
-
-def test_tqdm_is_imported_ahead_as_torch_does_where_it_is_installed() -> None:
-    """It looks through all variables for those that begin with TQDM_."""
-    pytest.importorskip("tqdm")
-    code = (
-        "import torsh_preload\npreload = torsh_preload.Preload(['RANK'])\n"
-        "preload.run([('tqdm', ())])\nprint(preload.modules, preload.reads)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=STARTUP, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "['tqdm'] {}\n", done.stderr
