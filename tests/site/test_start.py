@@ -51,7 +51,7 @@ def check(page: str, output: str) -> None:
 
 def test_one_process(tmp_path: Path) -> None:
     path = script(tmp_path, shown("docs/start/first-job.md", "# train.py"))
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
     check(shown("docs/start/first-job.md", "$ python"), done.stdout)
 
 
