@@ -43,7 +43,7 @@ class _Forked(subprocess.Popen[Any]):
         words = [str(word) for word in args]
         entered, words = (words[1], words[3:]) if words[0] == "nsenter" else ("", words)
         interpreter, *words = (word for word in words if word != "-P")
-        is_known = words[:1] == ["-c"] or words[0].endswith(".py")
+        is_known = any(word == "-c" or word.endswith(".py") for word in words[:1])
         if interpreter == sys.executable and is_known and _READ_BY_TORCH not in environ:
             # It takes the place of exec: files and folder are by then those of the new program.
             options["preexec_fn"] = lambda: _be_program(words, environ, entered)
