@@ -253,7 +253,7 @@ class UnitMaker:
         strategy = self._config.sharding_strategy
         options = UnitOptions(finds_unused=self._config.find_unused_parameters)
         if strategy is ShardingStrategy.SHARD_GRAD_OP:
-            options.keeps_whole = True
+            options.reshard_after_forward = False
         is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
         laid = [self._laid(named, is_replicated) for named in kinds.values()]
         unit = FSDPParamGroup(name, module, self._framework, laid, is_replicated, options)

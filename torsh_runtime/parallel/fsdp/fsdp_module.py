@@ -9,7 +9,12 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.sharding import ShardedModule, Sharding, sharding_of
+from torsh_runtime.parallel.fsdp.sharding import (
+    ShardedModule,
+    Sharding,
+    reshards_of,
+    sharding_of,
+)
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.parts_of_state import are_meant
 
@@ -126,15 +131,21 @@ class FSDPModule(ShardedModule):
             is_last_backward: Whether the next one is the last.
         """
 
-    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+    def set_reshard_after_forward(
+        self, reshard_after_forward: bool | int | None, recurse: bool = True
+    ) -> None:
         """Set whether parameters are freed between the forward and the backward pass.
 
         Args:
-            reshard_after_forward: Whether they are.
+            reshard_after_forward: As fully_shard() takes it.
             recurse: Whether to set it for all sharded modules in this one, too.
+
+        Raises:
+            ConfigError: For a number that does not divide the number of ranks.
         """
+        chosen = reshards_of(reshard_after_forward, self._sharding.group.world_size)
         for each in self._options(recurse):
-            each.keeps_whole = not reshard_after_forward
+            each.reshard_after_forward = chosen
 
     def set_reshard_after_backward(
         self, reshard_after_backward: bool, *, recurse: bool = True

@@ -99,6 +99,11 @@ class StorageStrategy(ABC):
         frees it."""
         self.reshard()
 
+    def reshard_to(self, ranks: int) -> None:
+        """Free everything that is not this rank's part among so many consecutive ranks, until it is
+        made whole again. In common memory they have it together anyway."""
+        self.reshard()
+
     @abstractmethod
     def prepare(self) -> None:
         """Allocate memory for gradients. All ranks call it in the same order."""

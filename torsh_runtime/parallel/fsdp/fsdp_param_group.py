@@ -264,16 +264,28 @@ class FSDPParamGroup:
 
     def reshard(self) -> None:
         """Free everything that is not this rank's."""
-        self.show_own()
-        for _, memory in self.laid:  # it may have been asked for, and not used
-            memory.reshard()
-        self._machine.become(ShardedState.SHARDED, unit=self.name)
+        self._free(lambda memory: memory.reshard())
 
     def reshard_early(self) -> None:
         """Free the same within a backward pass, except for values that a graph still needs."""
+        self._free(lambda memory: memory.reshard_early())
+
+    def reshard_after_forward(self) -> None:
+        """Free what the options say, if a backward pass may follow; else the same."""
+        frees = self.options.reshard_after_forward
+        if frees is None:
+            frees = bool(self.name)
+        if frees is True or not self._framework.is_grad_enabled():
+            self.reshard()
+        elif frees is False:
+            self.show_own()
+        else:
+            self._free(lambda memory: memory.reshard_to(frees))
+
+    def _free(self, free: Callable[[StorageStrategy], None]) -> None:
         self.show_own()
-        for _, memory in self.laid:
-            memory.reshard_early()
+        for _, memory in self.laid:  # it may have been asked for, and not used
+            free(memory)
         self._machine.become(ShardedState.SHARDED, unit=self.name)
 
     def watch(self, kind: Any) -> None:

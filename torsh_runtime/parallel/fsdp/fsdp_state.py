@@ -304,16 +304,12 @@ class FSDPState:
             check_outputs(unit, outputs)
             tensors = differentiable(self._framework, outputs)
             self._framework.on_backward(tensors, partial(self._before_backward, unit))
-            keeps = unit.options.keeps_whole
-            is_kept = not unit.name if keeps is None else keeps
-        else:
-            is_kept = False
         if is_again:
             return
         if unit is self._beginner and not self._is_in_method:
-            self._end_forward(unit, is_kept)
+            self._end_forward(unit)
         elif not (unit.is_lent or unit is self._beginner):
-            unit.show_own() if is_kept else unit.reshard()
+            unit.reshard_after_forward()
             unit.watch(self._watched)
 
     def _on_broken_forward(self, unit: FSDPParamGroup) -> None:
@@ -324,14 +320,14 @@ class FSDPState:
                 each.unwatch()
                 each.show_own()
 
-    def _end_forward(self, unit: FSDPParamGroup, is_kept: bool) -> None:
+    def _end_forward(self, unit: FSDPParamGroup) -> None:
         self._beginner = None
         for each in self.units:
             each.unwatch()
-            if each.is_lent or (each is unit and is_kept):
+            if each.is_lent:
                 each.show_own()
-        if not is_kept and not unit.is_lent:
-            unit.reshard()
+        if not unit.is_lent:
+            unit.reshard_after_forward()
         self.end_forward()
 
     def _before_backward(self, unit: FSDPParamGroup) -> None:

@@ -116,6 +116,11 @@ class NodeStorage(GatheredStorage):
             super().reshard()
             self.is_early = True
 
+    def reshard_to(self, ranks: int) -> None:
+        """Keep it, of which each rank of the node has an equal part, if that is not too much."""
+        if ranks > self._nodes.here.world_size:
+            self.reshard()
+
     def met(self) -> None:
         if self._nodes.take_back(self):
             self.let_go()

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.subgroups import split_group
 from torsh_runtime.framework import Values
 from torsh_runtime.framework.models import common_memory
 from torsh_runtime.layout import even_cuts
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
+from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.regions.arrays import copied
 
 
@@ -106,6 +110,21 @@ def common_storage(stored: Stored) -> CommonStorage:
     return CommonStorage(stored, whole)
 
 
+_CONSECUTIVE: WeakKeyDictionary[ProcessGroup, dict[int, ProcessGroup]] = WeakKeyDictionary()
+
+
+def consecutive(group: ProcessGroup, ranks: int) -> ProcessGroup | None:
+    """Return the group of this rank among so many consecutive ranks of `group`, or None if they do
+    not divide it. All ranks call it first for the same number; models share such groups."""
+    if group.is_unmet or group.world_size % ranks or group.world_size == ranks:
+        return None
+    found = _CONSECUTIVE.setdefault(group, {})
+    if ranks not in found:
+        starts = range(0, group.world_size, ranks)
+        found[ranks] = group_of(split_group(group, [range(s, s + ranks) for s in starts]))
+    return found[ranks]
+
+
 class GatheredStorage(StorageStrategy):
     """Gathers the flat parameter on each rank when it is needed, over any connection."""
 
@@ -124,6 +143,8 @@ class GatheredStorage(StorageStrategy):
         self._staged: Any = None
         self._came: set[int] = set()
         self._reducing: list[tuple[Any, Any, bool, Any]] = []
+        self._divided: tuple[ProcessGroup, Any] | None = None
+        """The ranks of reshard_to(), and this rank's part among them."""
         self._count(self._whole_size, self._precision.computed)
         self._count(self._flat.own_size, self._precision.own)
 
@@ -137,7 +158,7 @@ class GatheredStorage(StorageStrategy):
             self._allocate()
             self._count(self._whole_size, self._precision.computed)
         self._is_kept = False
-        self._gathering = self._begin_gather()
+        self._gathering = self._begin_gather() if self._divided is None else self._gather_divided()
         self.ledger.gathers += 1
 
     def unshard(self) -> None:
@@ -145,6 +166,7 @@ class GatheredStorage(StorageStrategy):
         if self._gathering is not None:
             self._gathering.wait()
             self._gathering, self._is_here = None, True
+            self._drop_divided()
 
     def reshard(self) -> None:
         if self._holders is None:  # all views of it are made, and no pass has begun
@@ -155,6 +177,30 @@ class GatheredStorage(StorageStrategy):
             self._release()
             self._give(self._whole_size, self._precision.computed)
             self._is_here = self._is_kept = False
+        self._drop_divided()
+
+    def reshard_to(self, ranks: int) -> None:
+        group = consecutive(self._group, ranks)
+        if group is None or not self._is_here:
+            self.reshard()
+            return
+        start, end = even_cuts(self._flat.size, ranks)[group.rank : group.rank + 2]
+        own = copied(self.whole[start:end])
+        self.reshard()
+        self._divided = group, own
+        self._count(end - start, self._precision.computed)
+
+    def _gather_divided(self) -> Any:
+        group, own = cast(tuple[ProcessGroup, Any], self._divided)
+        if self._flat.size % group.world_size == 0:
+            return group.all_gather_into_tensor(self.whole, own, async_op=True)
+        ends = pairwise(even_cuts(self._flat.size, group.world_size))
+        return group.all_gather([self.whole[slice(*each)] for each in ends], own, async_op=True)
+
+    def _drop_divided(self) -> None:
+        if self._divided is not None:
+            self._give(len(self._divided[1]), self._precision.computed)
+            self._divided = None
 
     def reshard_early(self) -> None:
         if self._is_here and self.is_held():
@@ -289,6 +335,9 @@ class ReplicatedStorage(GatheredStorage):
         """Do nothing, because it stays whole."""
 
     def reshard_early(self) -> None:
+        """Do nothing, because it stays whole."""
+
+    def reshard_to(self, ranks: int) -> None:
         """Do nothing, because it stays whole."""
 
     def full(self) -> Any:
