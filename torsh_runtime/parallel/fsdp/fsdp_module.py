@@ -317,8 +317,8 @@ def register_fsdp_forward_method(model: Any, method_name: str) -> None:
     """Let a method of a sharded model compute with whole parameters, as its forward() does.
 
     It is like torch's function of this name. All ranks call the method alike. A method that calls
-    the module itself, as generate() of transformers, or modules of it that are units, needs it only
-    where it uses other parameters as well.
+    the module itself, or modules of it that are units, needs it only where it uses other parameters
+    as well. generate(), as models of transformers have it, is registered already.
 
     Args:
         model: The FullyShardedDataParallel, or a module that fully_shard() was given.
@@ -343,12 +343,14 @@ def register_fsdp_forward_method(model: Any, method_name: str) -> None:
     method = getattr(module, method_name, None)
     if not callable(method):
         raise ConfigError(f"a {type(module).__name__} has no method {method_name!r}")
-    here = weakref.ref(sharding)  # which its own module would keep alive
+    here = weakref.ref(sharding)  # which its own module would keep alive, as a method would that
+    given = weakref.WeakMethod(method) if hasattr(method, "__func__") else lambda: method
 
     @wraps(method)
     def call(*inputs: Any, **named: Any) -> Any:
         """Call the method as a forward pass of the sharded model, if that still exists."""
-        found = here()
+        found, method = here(), given()
+        assert method is not None  # whose module is being called
         if found is None:
             return method(*inputs, **named)
         with found.outermost.within_method(found.own_units[0]) as end:
@@ -357,3 +359,11 @@ def register_fsdp_forward_method(model: Any, method_name: str) -> None:
         return outputs
 
     setattr(module, method_name, call)
+
+
+def register_generation(model: Any) -> None:
+    """Register a model's generate(), if it has one: those of transformers call encoders without
+    the model."""
+    sharding = sharding_of(model)
+    if sharding is not None and callable(getattr(sharding.model, "generate", None)):
+        register_fsdp_forward_method(model, "generate")

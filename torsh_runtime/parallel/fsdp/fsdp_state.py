@@ -224,6 +224,8 @@ class FSDPState:
     def _end_method(self, root: FSDPParamGroup, outputs: Any) -> None:
         self._is_in_method = False
         self._after_forward(root, outputs)
+        if not differentiable(self._framework, outputs):
+            self.meet()  # as no backward pass does
 
     def lend(self, parameter: Any) -> None:
         """Make the unit of a parameter whole, which is used without a call of its module."""

@@ -11,7 +11,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Framework, framework_of_model
 from torsh_runtime.framework.models import around_forward, cast_inputs, is_meta
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.fsdp.fsdp_module import FSDPModule
+from torsh_runtime.parallel.fsdp.fsdp_module import FSDPModule, register_generation
 from torsh_runtime.parallel.fsdp.guard import FUNCTION
 from torsh_runtime.parallel.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy, config_of
 from torsh_runtime.parallel.fsdp.sharding import Sharding
@@ -111,6 +111,7 @@ def _shard(
     vars(module)["_sharding"] = sharding
     kind: type = type(module)
     module.__class__ = _class_of(kind)
+    register_generation(module)
     if awaits:
         sharding.await_values()
 

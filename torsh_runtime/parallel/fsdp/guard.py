@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Set
+from functools import partial
 from typing import Any, NoReturn
 
 from torsh_runtime.comm.group import ProcessGroup
@@ -98,3 +100,33 @@ def guard(model: Module, passes: FSDPState, copies: Replicas | None, asked_by: s
         if (has_parts or id(module) in roots) and _GUARDED not in own:
             own[_GUARDED] = own["_torsh_no_copies"] = NoCopies()
             framework.on_state_dict(module, refusing(_STATE_OF_PARTS[asked_by], is_whole))
+    _guard_rows(model, passes, {id(unit.module) for unit in passes.units})
+
+
+def _guard_rows(model: Module, passes: FSDPState, called: Set[int]) -> None:
+    """Refuse calls of embeddings outside of passes, which would look up other rows than meant.
+    called: id() of modules whose calls are followed."""
+    here = weakref.ref(passes)
+    laid = [flat for unit in passes.units for flat, _ in unit.laid]
+    rows = {
+        id(each): shape[0]
+        for flat in laid
+        for each, shape in zip(flat.parameters, flat.shapes, strict=True)
+        if shape
+    }
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "num_embeddings") and id(weight) in rows and id(module) not in called:
+            check = partial(_check_rows, here, name, rows[id(weight)])
+            module.register_forward_pre_hook(check)
+
+
+def _check_rows(here: Any, name: str, rows: int, module: Any, _: object) -> None:
+    own = len(module.weight)
+    if own == rows or (passes := here()) is None or passes.outermost().is_in_pass:
+        return
+    raise ConfigError(
+        f"{name!r} was called outside of the model, where this rank has {own} of its {rows} rows: "
+        f"call the model or a unit, or the method that calls it after "
+        f"tr.register_fsdp_forward_method(model, the method's name) on all ranks"
+    )
