@@ -186,9 +186,8 @@ def kept_by_two(rank: int | None) -> nn.Module:
 
 
 PROGRAMS: dict[str, Callable[[int | None], nn.Module]] = {
-    each.__name__: each for each in (
-        *(tutorial, pretraining, llama, small, blocks_only, kept_whole, kept_by_two),
-    )
+    each.__name__: each
+    for each in (*(tutorial, pretraining, llama, small, blocks_only, kept_whole, kept_by_two),)
 }
 PASSES = {"small": 3}
 """Passes of a step that accumulate gradients."""

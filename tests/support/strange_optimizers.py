@@ -114,7 +114,10 @@ class Steady(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         agreed, total = 0.0, 0.0
         for each in self.param_groups[0]["params"]:
-            sign, seen = each.grad.sign(), self.state[each].setdefault("sum", torch.zeros_like(each))
+            sign, seen = (
+                each.grad.sign(),
+                self.state[each].setdefault("sum", torch.zeros_like(each)),
+            )
             each.sub_(sign, alpha=self.rate * self.param_groups[0]["lr"])
             agreed += float((sign * seen).sum())
             total += float(seen.add_(sign).abs().sum())

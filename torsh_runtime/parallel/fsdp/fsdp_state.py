@@ -20,11 +20,7 @@ from torsh_runtime.parallel.fsdp.config import FsdpConfig
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.owners import owners_of
 from torsh_runtime.parallel.fsdp.prefetching import Prefetching
-from torsh_runtime.parallel.fsdp.record import (
-    OTHER_CALL,
-    check_outputs,
-    used_by_any,
-)
+from torsh_runtime.parallel.fsdp.record import OTHER_CALL, check_hooks, check_outputs, used_by_any
 from torsh_runtime.parallel.fsdp.reduction import Reduction
 from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.fsdp.wrapping import is_within
@@ -165,8 +161,7 @@ class FSDPState:
         if not self._is_any_averaging():
             self.let_go()
             return
-        is_held = self.training_state is TrainingState.HELD
-        if not is_held and not any(unit.has_kept for unit in self.units):
+        if self.training_state is not TrainingState.HELD and not any(u.kept() for u in self.units):
             return
         self.hold()
         self.training_state = TrainingState.FORWARD_BACKWARD
@@ -179,7 +174,7 @@ class FSDPState:
     def begin(self) -> None:
         """Begin a forward pass: owners have changed their parts, and all ranks may now read
         them."""
-        if self.outermost().training_state is TrainingState.SUMMON_FULL_PARAMS:
+        if self.is_outermost_summoned():
             raise ConfigError(
                 "the model was called inside summon_full_params: leave the block first"
             )
@@ -262,15 +257,6 @@ class FSDPState:
         for unit in self.units:
             unit.void()
 
-    def end_forward(self) -> None:
-        """End a forward pass. Reshard all units if no backward pass follows, without gradients."""
-        follows = self._framework.in_backward() or self._framework.is_grad_enabled()
-        if self.training_state is TrainingState.HELD or follows:
-            return
-        for unit in self.units:
-            unit.reshard()
-        self.meet()
-
     def meet(self) -> None:
         """Wait for all ranks if they have memory in common."""
         if self._group.world_size > 1 and any(unit.is_common for unit in self.units):
@@ -283,7 +269,7 @@ class FSDPState:
         if not is_again and self._begins(unit):
             self.begin()
             for each in self.units if self._framework.is_grad_enabled() else ():
-                each.check_hooks()
+                check_hooks(each)
             self._beginner = unit
             for each in self.units:
                 each.watch(self._watched)
@@ -323,14 +309,14 @@ class FSDPState:
                 each.show_own()
 
     def _end_forward(self, unit: FSDPParamGroup) -> None:
-        self._beginner = None
-        for each in self.units:
-            each.unwatch()
-            if each.is_lent:
-                each.show_own()
+        """End a forward pass. Reshard all units if no backward pass follows, without gradients."""
+        self._on_broken_forward(unit)  # as after one that goes no further
         if not unit.is_lent:
             unit.reshard_after_forward()
-        self.end_forward()
+        if not (self._framework.in_backward() or self._framework.is_grad_enabled()):
+            for each in self.units:
+                each.reshard()
+            self.meet()
 
     def _before_backward(self, unit: FSDPParamGroup) -> None:
         self._expect_end()
@@ -385,17 +371,16 @@ class FSDPState:
             self._end_span()
 
     def _end_span(self) -> None:
-        span, self._span = self._span, None
-        if span is not None:
-            span.end()
+        if self._span is not None:
+            self._span.end()
+        self._span = None
 
     def _take_late(self) -> None:
         """Take what was left for the end of the pass, in one order on all ranks."""
-        late = [each for each in self.units if each.options.finds_unused]
-        late = [each for each in late if each.options.is_averaging]
-        if not late:
-            return
-        for unit, numbers in zip(late, used_by_any(late, self._reduction.alike), strict=True):
+        options = ((each, each.options) for each in self.units)
+        late = [each for each, how in options if how.finds_unused and how.is_averaging]
+        used = used_by_any(late, self._reduction.alike) if late else []
+        for unit, numbers in zip(late, used, strict=True):
             for number in numbers:
                 unit.keep_zeros(number)
                 self._take(unit, number, is_late=True)

@@ -17,30 +17,20 @@ from torsh_runtime.parallel.parts_of_state import refusing
 from torsh_runtime.parallel.replicas import Replicas
 
 WRAPPER = "FullyShardedDataParallel"
-
-
 FUNCTION = "fully_shard"
-
-
 _GUARDED = "_torsh_is_guarded"
-
-
 NO_COPIES = (
     "a model in FullyShardedDataParallel or of fully_shard() is neither copied nor pickled, nor "
     "are its modules, for a rank has parts of them only: save state_dict() or use a "
     "tr.checkpoint.Checkpointer; for a second model build it anew and shard it; for averages of "
     "parameters keep copies of those that model.parameters() has on each rank"
 )
-
-
 _CLIPPING = {
     WRAPPER: (
         "model.clip_grad_norm_(max_norm), or tr.clip_grad_norm_(model, max_norm, mesh) on a mesh"
     ),
     FUNCTION: "tr.clip_grad_norm_(model, max_norm), with mesh=mesh if the model is on a mesh",
 }
-
-
 _STATE_OF_PARTS = {
     WRAPPER: (
         "the state of a module within a FullyShardedDataParallel has this rank's parts of "

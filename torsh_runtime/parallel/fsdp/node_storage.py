@@ -16,9 +16,7 @@ from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.subgroups import split_group
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework.models import (
-    common_memory,
-)
+from torsh_runtime.framework.models import common_memory
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import Stored
 from torsh_runtime.parallel.fsdp.storage import GatheredStorage

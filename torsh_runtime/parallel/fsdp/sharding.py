@@ -56,7 +56,8 @@ class Sharding:
         """Shard the model, and give all ranks rank 0's values.
 
         asked_by: the name of the class or function, for errors. ignored: id() of parameters that
-        stay as they are. reshards: fully_shard()'s reshard_after_forward. Raises ConfigError on all ranks if they call it differently.
+        stay as they are. reshards: fully_shard()'s reshard_after_forward. Raises ConfigError on all
+        ranks if they call it differently.
         """
         self.model, self.config, self._framework = model, config, framework_of(model)
         over, copies = groups_of(process_group, config.sharding_strategy)
@@ -72,7 +73,7 @@ class Sharding:
         there = [unit for each in inner.values() for unit in each.units]
         sharded = {id(parameter) for unit in there for parameter in unit.parameters}
         maker = UnitMaker(model, config, self._over, self._copies, self._ledger)
-        options = {"reshard_after_forward": reshards, "sharded already": ", ".join(sorted(inner))}
+        options = {**config.agreed(), "reshard_after_forward": reshards}
         self._begin_alike(asked_by, options, inner, sharded, ignored, attempt, maker)
         units = maker.units(sharded | ignored)
         for unit in units if reshards is not None else ():
@@ -265,7 +266,7 @@ class Sharding:
         attempt: Attempt,
         maker: UnitMaker,
     ) -> None:
-        options = {**self.config.agreed(), **options}
+        options["sharded already"] = ", ".join(sorted(inner))
         if attempt.error is None:
             with attempt:
                 others = {path: tuple(each.group.ranks) for path, each in inner.items()}

@@ -47,22 +47,8 @@ class CommonStorage(StorageStrategy):
         if self.shard is not self._own:
             self._own[...] = self.shard
 
-    def begin_unshard(self) -> None:
-        """Do nothing, because the barrier has shown that all parts are written."""
-
     def unshard(self) -> None:
         self.ledger.gathers += 1
-
-    def reshard(self) -> None:
-        """Do nothing, because there is nothing to free."""
-
-    def finish(
-        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
-    ) -> None:
-        """Do nothing, because all gradients are reduced as they come."""
-
-    def wait(self) -> None:
-        """Do nothing, because each gradient was waited for as it came."""
 
     def prepare(self) -> None:
         self._unsettled.clear()
@@ -110,6 +96,59 @@ def common_storage(stored: Stored) -> CommonStorage:
     return CommonStorage(stored, whole)
 
 
+class StagedStorage(StorageStrategy):
+    """Puts gradients end to end before they are reduced together."""
+
+    def __init__(self, stored: Stored) -> None:
+        super().__init__(stored)
+        self._staged: Any = None
+        self._came: set[int] = set()
+        self._reducing: list[tuple[Any, Any, bool, Any]] = []
+
+    def prepare(self) -> None:
+        self._reducing.clear()
+        self._came.clear()
+        if self.gradients is None:
+            self.gradients = self._new(self._flat.own_size, self._precision.gradients)
+            self._count(self._flat.own_size, self._precision.gradients)
+
+    def take(self, number: int, gradient: Any, adds: bool, is_freed: bool) -> None:
+        if self._staged is None:
+            self._staged = self._new_staged()
+        self.ledger.touch(self._bytes(self._flat.sizes[number], self._precision.computed))
+        is_again = number in self._came  # as in a checkpoint's own backward passes
+        _write(self._staged_of(number), gradient.reshape(-1), is_again)
+        self._came.add(number)
+
+    def wait(self) -> None:
+        for work, target, adds, _ in self._reducing:
+            work.wait()
+            if adds or target is not self.gradients:
+                _write(self.gradients, target, adds)
+            self._give(self._flat.size, self._precision.reduced)
+        self._reducing.clear()
+
+    def _new_staged(self) -> Any:
+        """Return memory for all gradients on this rank, end to end."""
+        self._count(self._flat.size, self._precision.reduced)
+        return self._new(self._flat.size, self._precision.reduced)
+
+    def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
+        """Return all gradients on this rank, end to end."""
+        for number in fresh:
+            self.gradients[slice(*self._flat.span(number))] = 0
+        for number in missing:
+            self._staged_of(number)[...] = 0
+        staged, self._staged = self._staged, None
+        self._came.clear()
+        self.ledger.scatters += 1
+        return staged
+
+    def _staged_of(self, number: int) -> Any:
+        start = self._flat.starts[number]
+        return self._staged[start : start + self._flat.sizes[number]]
+
+
 _CONSECUTIVE: WeakKeyDictionary[ProcessGroup, dict[int, ProcessGroup]] = WeakKeyDictionary()
 
 
@@ -125,7 +164,7 @@ def consecutive(group: ProcessGroup, ranks: int) -> ProcessGroup | None:
     return found[ranks]
 
 
-class GatheredStorage(StorageStrategy):
+class GatheredStorage(StagedStorage):
     """Gathers the flat parameter on each rank when it is needed, over any connection."""
 
     def __init__(self, stored: Stored) -> None:
@@ -140,16 +179,10 @@ class GatheredStorage(StorageStrategy):
         self._holders: int | None = None
         """How many arrays have the memory of `whole` while nothing computes with it."""
         self._gathering: Any = None
-        self._staged: Any = None
-        self._came: set[int] = set()
-        self._reducing: list[tuple[Any, Any, bool, Any]] = []
         self._divided: tuple[ProcessGroup, Any] | None = None
         """The ranks of reshard_to(), and this rank's part among them."""
         self._count(self._whole_size, self._precision.computed)
         self._count(self._flat.own_size, self._precision.own)
-
-    def publish(self) -> None:
-        """Do nothing, because it is gathered anew each time."""
 
     def begin_unshard(self) -> None:
         if self._gathering is not None or (self._is_here and not self._is_kept):
@@ -213,38 +246,12 @@ class GatheredStorage(StorageStrategy):
         some, and so has one that computes with detached values of a parameter."""
         return self._holders is None or self._framework.holders(self.whole) > self._holders
 
-    def prepare(self) -> None:
-        self._reducing.clear()
-        self._came.clear()
-        if self.gradients is None:
-            self.gradients = self._new(self._flat.own_size, self._precision.gradients)
-            self._count(self._flat.own_size, self._precision.gradients)
-
-    def take(self, number: int, gradient: Any, adds: bool, is_freed: bool) -> None:
-        if self._staged is None:
-            self._staged = self._new_staged()
-        self.ledger.touch(self._bytes(self._flat.sizes[number], self._precision.computed))
-        is_again = number in self._came  # as in a checkpoint's own backward passes
-        _write(self._staged_of(number), gradient.reshape(-1), is_again)
-        self._came.add(number)
-
     def finish(
         self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
     ) -> None:
         staged = self._taken(missing, fresh if adds else ())
         target = self._target(adds)
         self._reducing.append((self._reduce(target, staged), target, adds, staged))
-
-    def wait(self) -> None:
-        for work, target, adds, _ in self._reducing:
-            work.wait()
-            if adds or target is not self.gradients:
-                _write(self.gradients, target, adds)
-            self._give(self._flat.size, self._precision.reduced)
-        self._reducing.clear()
-
-    def settle(self) -> None:
-        """Do nothing, because gradients are the averages once they have been waited for."""
 
     @property
     def _whole_size(self) -> int:
@@ -280,65 +287,27 @@ class GatheredStorage(StorageStrategy):
         """Begin to make it whole from all ranks' parts, of which this rank's is `own`."""
         return self._gather_into(self.whole, own, async_op=True)
 
-    def _new_staged(self) -> Any:
-        """Return memory for all gradients on this rank, end to end."""
-        self._count(self._flat.size, self._precision.reduced)
-        return self._new(self._flat.size, self._precision.reduced)
-
     def _reduce(self, target: Any, staged: Any) -> Any:
         """Begin to average this rank's part of the gradients."""
         parts = self._flat.parts(staged)
         return self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
 
-    def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
-        """Return all gradients on this rank, end to end."""
-        for number in fresh:
-            self.gradients[slice(*self._flat.span(number))] = 0
-        for number in missing:
-            self._staged_of(number)[...] = 0
-        staged, self._staged = self._staged, None
-        self._came.clear()
-        self.ledger.scatters += 1
-        return staged
 
-    def _staged_of(self, number: int) -> Any:
-        start = self._flat.starts[number]
-        return self._staged[start : start + self._flat.sizes[number]]
-
-
-class ReplicatedStorage(GatheredStorage):
+class ReplicatedStorage(StagedStorage):
     """Keeps all of a flat parameter on every rank."""
 
     def __init__(self, stored: Stored) -> None:
-        StorageStrategy.__init__(self, stored)
+        super().__init__(stored)
         size, dtypes = self._flat.size, self._precision
         self.whole = self.shard = self._new(size, dtypes.computed)
         self._count(size, dtypes.computed)
         if dtypes.own != dtypes.computed:
             self.shard = self._new(size, dtypes.own)
             self._count(size, dtypes.own)
-        self._staged: Any = None
-        self._came: set[int] = set()
-        self._reducing: list[tuple[Any, Any, bool, Any]] = []
 
     def publish(self) -> None:
         if self.shard is not self.whole:
             self.whole[...] = self.shard
-
-    def begin_unshard(self) -> None:
-        """Do nothing, because it is whole."""
-
-    def unshard(self) -> None:
-        """Do nothing, because it is whole."""
-
-    def reshard(self) -> None:
-        """Do nothing, because it stays whole."""
-
-    def reshard_early(self) -> None:
-        """Do nothing, because it stays whole."""
-
-    def reshard_to(self, ranks: int) -> None:
-        """Do nothing, because it stays whole."""
 
     def full(self) -> Any:
         return copied(self.shard)
