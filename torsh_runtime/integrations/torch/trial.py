@@ -116,7 +116,7 @@ class _Steps(NamedTuple):
     left: int | None
     """Number of rows in which gradients are not orthogonal to values; None: all."""
     alternates: bool
-    """Whether gradients of every second parameter change their sign in each step, for optimizers
+    """Tells that gradients of every second parameter change their sign in each step, for optimizers
     that estimate a rate from how steady signs are."""
     dtype: Any = torch.float64
 
