@@ -277,6 +277,65 @@ def test_nothing_is_held_behind_a_long_kernel(backend: NcclBackend, torch: Any) 
 
 @pytest.mark.gpu
 @needs_gpu
+def test_calls_that_block_run_on_the_callers_stream(backend: NcclBackend, torch: Any) -> None:
+    own = torch.cuda.ExternalStream(backend._own.handle)
+    backend.barrier(LONG)
+    own.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        array = torch.ones(1 << 20, device="cuda")
+        torch.cuda._sleep(1_000_000_000)
+        for _ in range(10):
+            backend.all_reduce(array, PremulSum(2.0), LONG)
+        assert not torch.cuda.current_stream().query()
+        assert own.query(), "the group's stream has got some of it"
+        work = backend.all_reduce(array, PremulSum(0.5), LONG, async_op=True)
+        work.wait()
+        assert bool((array == 512).all())
+    assert not backend.failed
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_suspended_group_goes_on(backend: NcclBackend, arrays: Any) -> None:
+    for factor in (2.0, 4.0):
+        array = ones(arrays, 1000)
+        backend.all_reduce(array, PremulSum(factor), LONG)
+        backend.suspend(LONG)
+        assert bool((array == factor).all())
+    backend.resume(LONG)
+    backend.barrier(LONG)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_memory_of_a_pool_is_registered_once(backend: NcclBackend, torch: Any) -> None:
+    from torsh_runtime.framework.torch import FRAMEWORK
+    from torsh_runtime.parallel.fsdp.registered_slots import RegisteredSlots
+
+    class Group:
+        register_memory = backend.register_memory
+
+    group: Any = Group()
+    values = torch.ones(1 << 22, device="cuda")
+    pool = FRAMEWORK.memory_pool(values)
+    assert pool is not None
+    slots = RegisteredSlots(pool, group)
+    for _ in range(5):
+        FRAMEWORK.release(values)
+        slots.allocate(values)
+        values.fill_(1.0)
+        backend.all_reduce(values, PremulSum(3.0), LONG)
+    assert bool((values == 3).all())
+    assert len(backend._registered) == 1
+    del pool, slots
+    FRAMEWORK.release(values)
+    backend.barrier(LONG)
+    backend.suspend(LONG)
+    assert not backend._given_up
+
+
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("mode", ["global", "thread_local"])
 def test_captured_operations_run_with_the_graph(
     backend: NcclBackend, torch: Any, mode: str

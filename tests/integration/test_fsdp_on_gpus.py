@@ -121,6 +121,7 @@ def found(ranks: int) -> dict[Any, list[Any]]:
             named["detached", way] = partial(bodies.detached, way)
             named["retained", way] = partial(bodies.retained, way)
         named |= {"order": bodies.offloaded_order, "activations": bodies.activations}
+        named["slots"] = bodies.in_slots
     if ranks == 4:
         named["hybrid"] = bodies.hybrid_calls
         named |= {
@@ -181,6 +182,14 @@ class TestTorch:
             assert events[-3:] == ["waited", "waited", "over"]
             assert [each for each in events[4:-3] if each != "gradient out"] == back * 2
             assert events.count("gradient out") == 2
+
+    def test_registered_memory_serves_units_in_turns(self) -> None:
+        for each in found(2)["slots"]:
+            plain, registered = each["losses"]
+            assert registered == plain
+            assert sorted(each["registered"]) == [0, 4096], "each once"
+            assert not each["kept"]
+            assert sorted(each["closed"]) == [0, 4096]
 
     def test_activations_are_taken_to_the_cpu_and_weights_stay(self) -> None:
         for taken, are_equal in found(2)["activations"]:

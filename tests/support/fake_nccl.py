@@ -104,10 +104,29 @@ class CustomRedOp:
         self.closed = True
 
 
+class RegisteredBufferHandle:
+    """Memory that NCCL knows: it has to be allocated until it is closed."""
+
+    def __init__(self, communicator: Communicator, address: int, num_bytes: int) -> None:
+        self._communicator = communicator
+        self._place = communicator._gpu, address, num_bytes
+        self.is_valid = True
+        self._check_memory()
+
+    def close(self) -> None:
+        if self.is_valid:
+            self._check_memory()
+            self.is_valid = False
+
+    def _check_memory(self) -> None:
+        machine().reuse()
+        machine().memory(*self._place)  # notes a fault if it is free
+
+
 class Communicator:
     def __init__(self, ptr: int | None = None) -> None:
         self._clique: Any = None
-        self._resources: list[CustomRedOp] = []
+        self._resources: list[Any] = []
 
     @classmethod
     def init(
@@ -146,7 +165,36 @@ class Communicator:
         return Device(self._gpu.number)
 
     def get_async_error(self) -> int:
-        return self._check_valid("get async error").error
+        clique = self._check_valid("get async error")
+        if clique.suspended.get(self._rank):
+            machine().faults.append("a suspended communicator is asked for errors")
+        return clique.error
+
+    def register_buffer(self, buffer: Any) -> RegisteredBufferHandle:
+        self._check_valid("register_buffer")
+        facts = buffer.__cuda_array_interface__
+        made = RegisteredBufferHandle(self, facts["data"][0], facts["shape"][0])
+        self._resources.append(made)
+        return made
+
+    def suspend(self, flags: int = 1) -> None:
+        """Return when all ranks have called it, as NCCL's does."""
+        self._check_valid("suspend")
+        if release < (2, 29, 7):
+            raise RuntimeError("function ncclCommSuspend is not found")
+        self._change(True)
+
+    def resume(self) -> None:
+        self._check_valid("resume")
+        self._change(False)
+
+    def _change(self, to: bool) -> None:
+        clique = self._check_valid()
+        last = clique.last.get(self._rank)
+        if last is not None and not last.done:
+            machine().faults.append("a communicator is suspended or resumed under its operations")
+        if not clique.all_ranks_become(self._rank, to):
+            raise NCCLError("internal error: the communicator was aborted")
 
     def abort(self) -> None:
         self.close_all_resources()
@@ -301,6 +349,8 @@ class Communicator:
         if queue.capture is not None:
             machine().put_node(queue, lambda other: self._launch(other, [*map(replace, ops)]))
             return
+        if clique.suspended.get(self._rank):
+            raise NCCLError("invalid usage: the communicator is suspended")
         clique.connect(self._rank, ops)
         launch = Launch(self._rank, ops)
         with machine().moved:

@@ -4,6 +4,7 @@ rank's part, and those of nn are on NCCL's fake."""
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ import torsh_runtime as tr
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import torch_offload
 from torsh_runtime.framework.torch import TorchFramework
+from torsh_runtime.parallel.fsdp import registered_slots
 
 LINEAR: Any = tr.ModuleTypeBasedAutoWrap(("Linear",))
 
@@ -42,6 +44,74 @@ def losses(way: str, rank: int) -> list[float]:
             optimizer.step()
             found.append(loss.item())
         return found
+
+
+class Pool:
+    """Stands for memory of GPUs in two segments of one unit, which units have in turns."""
+
+    def __init__(self) -> None:
+        self._segments: list[Any] = []
+        self._next = 0
+
+    def allocate(self, values: Any) -> None:
+        values.untyped_storage().resize_(values.nbytes)
+        self._next += 1
+
+    def address(self, values: Any) -> int:
+        return 4096 * (self._next % 2)
+
+    def segment_of(self, values: Any) -> tuple[int, int]:
+        return 4096 * (self._next % 2), values.nbytes
+
+
+class Registered:
+    is_valid = True
+
+    def __init__(self, closed: list[int], address: int) -> None:
+        self._closed, self._address = closed, address
+
+    def close(self) -> None:
+        self.is_valid = False
+        self._closed.append(self._address)
+
+
+def in_slots(rank: int) -> dict[str, Any]:
+    """Losses of a sharded model with registered memory and without; the addresses that were
+    registered, and those that were given up with the group."""
+    told: list[int] = []
+    closed: list[int] = []
+
+    def register(group: Any, address: int, num_bytes: int, owner: object) -> Any:
+        told.append(address)
+        return Registered(closed, address)
+
+    def trained(is_registered: bool) -> list[float]:
+        model: Any = net(48, 3)
+        for layer in model:
+            tr.fully_shard(layer)
+        tr.fully_shard(model)
+        for layer in model:
+            layer.set_allocate_memory_from_process_group_for_comm(is_registered)
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 48, generator=generator)).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    with (
+        as_on_gpus(),
+        patch.object(ProcessGroup, "register_memory", register),
+        patch.object(TorchFramework, "memory_pool", lambda *_: Pool()),
+    ):
+        both = trained(False), trained(True)
+    kept = list(closed)
+    registered_slots._slots.clear()
+    gc.collect()  # models, which hold on to them
+    return {"losses": both, "registered": told, "kept": kept, "closed": closed}
 
 
 class Memory:

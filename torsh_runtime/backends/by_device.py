@@ -10,7 +10,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Facts, Reduce
+from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Facts, Reduce, Registration
 from torsh_runtime.backends.library.failure_notifications import FailureCause
 from torsh_runtime.backends.library.operands import is_list
 from torsh_runtime.backends.nccl.device import is_on_gpu
@@ -112,6 +112,17 @@ class ByDeviceBackend(Backend):
 
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
         return self._host.common_memory(num_bytes, timeout)
+
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        return self._gpu.register_memory(address, num_bytes, owner)
+
+    def suspend(self, timeout: float) -> None:
+        self._host.suspend(timeout)
+        self._gpu.suspend(timeout)
+
+    def resume(self, timeout: float) -> None:
+        self._host.resume(timeout)
+        self._gpu.resume(timeout)
 
     def abort(self) -> None:
         for member in self._members:

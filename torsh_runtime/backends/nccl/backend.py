@@ -24,9 +24,10 @@ from torsh_runtime.backends.library.failure_notifications import (
 from torsh_runtime.backends.nccl import unreported
 from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator
 from torsh_runtime.backends.nccl.flights import Flight
-from torsh_runtime.backends.nccl.launching import Companion, NcclLaunching
+from torsh_runtime.backends.nccl.launching import Companion
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
 from torsh_runtime.backends.nccl.loading import load
+from torsh_runtime.backends.nccl.suspending import NcclSuspending
 from torsh_runtime.errors import CommError
 from torsh_runtime.store.client import StoreClient
 
@@ -41,7 +42,7 @@ _TIMEOUTS_TO_START = 4
 """The timeouts that the GPU may take to come to an operation, counted from its call."""
 
 
-class NcclBackend(NcclLaunching):
+class NcclBackend(NcclSuspending):
     """Carries out the operations of one rank on the device that was current when it connected.
 
     NCCL has no tags, no receiving from any rank, no bitwise operations and no products of complex

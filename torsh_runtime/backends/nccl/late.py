@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.base import Backend, BackendType, Registration
 from torsh_runtime.backends.library.failure_notifications import (
     Call,
     FailureCause,
@@ -155,6 +155,26 @@ class LateNcclBackend(Backend):
         """Note that the program has heard of the group's failure."""
         for made in [*self._parts.values()]:
             made.told()
+
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        made = self._made
+        return None if made is None else made.register_memory(address, num_bytes, owner)
+
+    def suspend(self, timeout: float) -> None:
+        for made in self._in_order():
+            made.suspend(timeout)
+
+    def resume(self, timeout: float) -> None:
+        for made in self._in_order():
+            made.resume(timeout)
+
+    def _in_order(self) -> list[NcclBackend]:
+        """Return what was made, in an order that keeps ranks from waiting for each other."""
+        parts = {
+            () if peer is None else tuple(sorted((self._rank, peer))): made
+            for peer, made in [*self._parts.items()]
+        }
+        return [parts[key] for key in sorted(parts)]
 
     def abort(self) -> None:
         text = f"rank {self._rank} aborted the group. Destroy the process group and make a new one."

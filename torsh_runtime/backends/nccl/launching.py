@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 from torsh_runtime.backends.library.failure_notifications import (
@@ -25,6 +25,8 @@ from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
 _MESSAGES = ("send", "recv")
+_TO_RESUME = 600.0
+"""Seconds that all ranks have to come to a block, in a group that was suspended."""
 _OF_DEFAULT_STREAM = (
     "CUDA's default stream cannot be used while a stream that waits for it is captured in a graph: "
     "begin the operation on a stream of your own, or after the capture"
@@ -92,6 +94,7 @@ class NcclLaunching(NcclOperations):
                 next_look=now + self._look_every,
                 frameworks=ready.frameworks,
                 sender=ready.sender,
+                is_blocking=not async_op and not in_block,
             )
             if self._recorder is not None:
                 if is_message:
@@ -116,7 +119,7 @@ class NcclLaunching(NcclOperations):
         if self._cause is not None:
             self._flights.fail(self._cause)
         work = CapturedWork(self, flight) if flight.is_captured else StreamWork(self, flight)
-        if not async_op and not in_block:
+        if flight.is_blocking and (not flight.is_awaited or flight.failure or op.kind == "barrier"):
             self._finish(work, flight)
         return work
 
@@ -126,7 +129,7 @@ class NcclLaunching(NcclOperations):
             self._put(flight, ready, callers)
 
     def _put(self, flight: Flight, ready: Ready, callers: Collection[int]) -> None:
-        own, stream = self._own, self._own.stream
+        own, stream, at = self._own, self._own.stream, self._own.handle
         if len(own.free) < 2:
             own.create_events()
         flight.operands, flight.followed = ready.held, callers
@@ -139,24 +142,35 @@ class NcclLaunching(NcclOperations):
             elif self._is_captured:
                 self._check_not_captured()
             caller = own.callers.get(handle) or own.caller(handle)
-            # An event that was recorded in a capture stands for a place in its graph.
-            stream.wait(caller.record(None if flight.is_captured else own.arrival))
+            if flight.is_blocking and not flight.is_captured and len(callers) == 1:
+                stream, at = caller, handle  # NCCL orders a communicator's work on several streams
+                flight.be_on_callers_stream(handle)
+            else:
+                # An event that was recorded in a capture stands for a place in its graph.
+                stream.wait(caller.record(None if flight.is_captured else own.arrival))
         if self._block is not None:
-            ready.begin(*ready.arguments, stream=own.handle)
+            ready.begin(*ready.arguments, stream=at)
             self._block.append((flight, ready))
-            return
-        if not flight.is_captured:
+        elif flight.is_captured:
+            self._capture(flight, ready)
+        else:
             flight.start = stream.record(own.free.pop())
+            ready.begin(*ready.arguments, stream=at)
+            if ready.finish is not None:
+                with own.taken(ready.operands) if at == own.handle else nullcontext():
+                    ready.finish()
+            flight.end = stream.record(own.free.pop())
+            self._flights.append(flight)
+
+    def _capture(self, flight: Flight, ready: Ready) -> None:
+        """Put an operation on the group's stream, which is being captured."""
+        own = self._own
         ready.begin(*ready.arguments, stream=own.handle)
         if ready.finish is not None:
             with own.taken(ready.operands):
                 ready.finish()
-        if flight.is_captured:
-            self._captured(flight)
-            flight.end = stream.record()
-        else:
-            flight.end = stream.record(own.free.pop())
-            self._flights.append(flight)
+        self._captured(flight)
+        flight.end = own.stream.record()
 
     def _check_not_captured(self) -> None:
         """Raise ValueError if the group's stream belongs to a capture that goes on."""
@@ -193,6 +207,8 @@ class NcclLaunching(NcclOperations):
     @contextmanager
     def coalescing(self) -> Iterator[None]:
         with self._turn:  # operations of other threads come after the block
+            if self._is_suspended:
+                self.resume(_TO_RESUME)
             self._block = []
             self._nccl.group_start()
             try:

@@ -19,6 +19,7 @@ from torsh_runtime.framework.models import kind_of, on_gradient, shaped
 from torsh_runtime.framework.protocol import Call
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.registered_slots import RegisteredSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,9 @@ class StorageStrategy(ABC):
         return Stored(self._framework, flat, self._group, self.ledger)
 
     # What follows does nothing in storages that have the flat parameter whole all the time.
+
+    def allocate_in(self, slots: RegisteredSlots | None) -> None:  # noqa: B027
+        """Let `whole` have its memory there from now on; None: in memory of the framework's."""
 
     def publish(self) -> None:  # noqa: B027
         """Let this rank's part, which may have changed, be what is made whole."""

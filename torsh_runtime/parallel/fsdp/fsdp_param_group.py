@@ -15,12 +15,14 @@ from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam, StorageStrategy, Stored
+from torsh_runtime.parallel.fsdp.registered_slots import slots_of
 from torsh_runtime.parallel.fsdp.storage import common_storage
 from torsh_runtime.parallel.fsdp.training_state import ShardedState
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.replicas import Replicas
 from torsh_runtime.transitions import Machine
 
+_Placed = tuple[FlatParameter, StorageStrategy]
 _Laid = tuple[FlatParameter, StorageStrategy, list[FSDPParam]]
 
 
@@ -34,14 +36,13 @@ class FSDPParamGroup:
         name: str,
         module: Any,
         framework: Framework,
-        laid: list[tuple[FlatParameter, StorageStrategy]],
+        laid: list[_Placed],
         is_replicated: bool,
         options: UnitOptions,
     ) -> None:
         """Create the group. is_replicated: every rank has it whole."""
         self.name, self.module, self.is_replicated = name, module, is_replicated
-        self._framework = framework
-        self.options = options
+        self._framework, self.options = framework, options
         self._place(laid, [slot for each in laid for slot in self._slots_of(*each)])
         self._machine = Machine("fsdp", ShardedState.SHARDED)
         self.is_lent = False
@@ -59,15 +60,12 @@ class FSDPParamGroup:
             memory.reshard()
 
     def _slots_of(self, flat: FlatParameter, memory: StorageStrategy) -> list[FSDPParam]:
-        numbers = range(len(flat.parameters))
-        return [FSDPParam(self._framework, flat, memory, number) for number in numbers]
+        return [FSDPParam(self._framework, flat, memory, each) for each in range(len(flat.names))]
 
     def _in(self, memory: StorageStrategy) -> list[FSDPParam]:
         return [slot for slot in self._slots if slot.memory is memory]
 
-    def _place(
-        self, laid: list[tuple[FlatParameter, StorageStrategy]], slots: list[FSDPParam]
-    ) -> None:
+    def _place(self, laid: list[_Placed], slots: list[FSDPParam]) -> None:
         self.laid, self._slots = laid, slots
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
@@ -77,6 +75,12 @@ class FSDPParamGroup:
     def _note_trained(self) -> None:
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in self.laid)
         self._trained = [slot for slot in self._slots if slot.is_trained]
+
+    def allocate_from_group(self, enable: bool) -> None:
+        """Set whether flat parameters become whole in memory that is registered with the group."""
+        for _, memory in self.laid:
+            slots = slots_of(memory.group, self._framework, memory.shard) if enable else None
+            memory.allocate_in(slots)
 
     def own(self, owners: Mapping[int, int]) -> None:
         """Move whole parameters to ranks that own them. All ranks call it, while it is sharded.
@@ -292,8 +296,7 @@ class FSDPParamGroup:
             slot.keep()
 
     def there(self) -> list[int]:
-        """Return the numbers of parameters whose gradients are kept, or have come while it is
-        whole."""
+        """Return the numbers of parameters whose gradients are kept, or have come meanwhile."""
         slots = enumerate(self._trained)
         return [number for number, slot in slots if slot.has_kept or slot.has_come]
 
@@ -306,8 +309,7 @@ class FSDPParamGroup:
     def finish(self, is_over: bool) -> list[int]:
         """Begin to reduce the gradients that have come. Return the numbers of their parameters.
         is_over: nothing needs its whole values until it is unsharded again."""
-        numbers = sorted(self._came)
-        self._came.clear()
+        numbers, self._came = sorted(self._came), set()
         self.wait_for_replicas()  # what comes in addition is averaged with the rest
         came = [self._trained[number] for number in numbers]
         with section("fsdp.reduce"):
@@ -373,8 +375,7 @@ class FSDPParamGroup:
         for flat, memory in self.laid:
             if memory.gradients is not None:
                 group = replicas.of(flat.parameters[0])
-                work = group.all_reduce(memory.gradients, ReduceOp.AVG, async_op=True)
-                self._averaging.append(work)
+                self._averaging.append(group.all_reduce(memory.gradients, ReduceOp.AVG, True))
 
     def wait_for_replicas(self) -> None:
         """Wait until gradients are averaged over ranks that have the same part."""
