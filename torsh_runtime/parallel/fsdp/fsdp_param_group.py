@@ -297,8 +297,7 @@ class FSDPParamGroup:
 
     def there(self) -> list[int]:
         """Return the numbers of parameters whose gradients are kept, or have come meanwhile."""
-        slots = enumerate(self._trained)
-        return [number for number, slot in slots if slot.has_kept or slot.has_come]
+        return [each for each, s in enumerate(self._trained) if s.has_kept or s.has_come]
 
     @property
     def is_freed_early(self) -> bool:
