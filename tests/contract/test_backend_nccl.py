@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import fake_cupy
+from support import fake_cupy, nccl_groups
 from support.fake_gpus import Connect, Ranks, by_device
 from support.nccl_cases import REFUSED, cases_for_nccl, reductions_of_nccl
 from support.on_device import OnDevice
@@ -40,7 +40,7 @@ def store() -> Iterator[StoreClient]:
 
 @pytest.fixture
 def backend(store: StoreClient) -> Iterator[NcclBackend]:
-    backend = NcclBackend.connect(store, 0, 1, LONG)
+    backend = nccl_groups.connect(store, 0, 1, LONG)
     yield backend
     backend.close()
 
@@ -62,10 +62,10 @@ def ones(library: Any, *shape: int, dtype: str = "float32") -> Any:
 @pytest.mark.skipif(is_available(BackendType.NCCL), reason="there may be a GPU here")
 def test_without_cuda_it_is_unavailable(store: StoreClient) -> None:
     with pytest.raises(BackendUnavailable, match=r"pip install '\.\[cuda12\]'"):
-        NcclBackend.connect(store, 0, 1, 5)
+        nccl_groups.connect(store, 0, 1, 5)
 
 
-KINDS = (("fake", NcclBackend.connect, (2, 3)), ("by-device", by_device, (2,)))
+KINDS = (("fake", nccl_groups.connect, (2, 3)), ("by-device", by_device, (2,)))
 
 
 def _pairs() -> list[Any]:

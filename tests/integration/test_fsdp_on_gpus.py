@@ -117,6 +117,8 @@ def found(ranks: int) -> dict[Any, list[Any]]:
     if ranks == 2:
         named |= {("held", steps): partial(bodies.held, steps) for steps in (1, 10, 40)}
         named |= {("unstaged", width): partial(bodies.unstaged, width) for width in (64, 512)}
+        for way in ("device", "offloaded"):
+            named["fused", way] = partial(bodies.stepped_fused, way)
         for way in ("gathered", "device"):
             named["detached", way] = partial(bodies.detached, way)
             named["retained", way] = partial(bodies.retained, way)
@@ -152,6 +154,11 @@ class TestTorch:
         for each in found(2)["held", 10]:
             unit = 2 * each["parameters"] // 4
             assert each["peak"] <= 2 * each["parameters"] + 4 * unit
+
+    def test_fused_adamw_gives_offloaded_shards_the_same_bits(self) -> None:
+        first, other = found(2)["fused", "offloaded"]
+        assert first[0] == other[0] == found(2)["fused", "device"][0][0]
+        assert first[1] == {("cpu", "torch.float32")}
 
     def test_large_gradients_are_reduced_from_where_they_are(self) -> None:
         assert found(2)["unstaged", 512] == [[True, True]] * 2

@@ -71,6 +71,7 @@ def group() -> Iterator[None]:
 def launch_all(waiting: list[tuple[Communicator, Queue, Op]]) -> None:
     together: dict[Any, list[Op]] = defaultdict(list)
     for communicator, queue, op in waiting:
+        communicator._deferred -= 1
         together[communicator, queue].append(op)
     for (communicator, queue), ops in together.items():
         communicator._launch(queue, ops)
@@ -143,6 +144,8 @@ class Communicator:
 
     _rank: int
     _gpu: Gpu
+    _deferred = 0
+    """How many operations are in groups that threads have begun and not ended."""
 
     def _check_valid(self, operation: str = "use") -> Clique:
         if self._clique is None:
@@ -197,6 +200,8 @@ class Communicator:
             raise NCCLError("internal error: the communicator was aborted")
 
     def abort(self) -> None:
+        if self._deferred:
+            machine().faults.append("an abort frees what the end of a group of calls needs")
         self.close_all_resources()
         if self._clique is not None:
             clique, self._clique = self._clique, None
@@ -339,6 +344,7 @@ class Communicator:
             raise NCCLError("unhandled cuda error: the stream is one of another device")
         op = Op(kind, self._rank, buffer.count, buffer.dtype, **facts)
         if getattr(thread, "depth", 0):
+            self._deferred += 1
             thread.waiting.append((self, queue, op))
         else:
             self._launch(queue, [op])

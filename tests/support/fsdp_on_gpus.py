@@ -304,6 +304,23 @@ def offloaded_order(rank: int) -> list[str]:
     return events
 
 
+def stepped_fused(way: str, rank: int) -> tuple[bytes, set[tuple[str, str]]]:
+    """The bits of a model that torch's fused AdamW has trained, and where its state is."""
+    torch.manual_seed(0)
+    with WAYS[way]():
+        model: Any = tr.FullyShardedDataParallel(net(48, 2), auto_wrap_policy=LINEAR)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        for step in range(4):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(2 * step + rank)
+            model(torch.randn(2, 48, generator=generator)).square().mean().backward()
+            optimizer.step()
+        whole = [each.flatten() for each in model.state_dict().values()]
+    moments = [each["exp_avg"] for each in optimizer.state.values()]
+    where = {(str(each.device), str(each.dtype)) for each in moments}
+    return torch.cat(whole).numpy().tobytes(), where
+
+
 def activations(rank: int) -> tuple[list[tuple[int, ...]], bool]:
     """The shapes of what is taken to the CPU in a pass, and whether gradients stay as they are."""
     taken: list[tuple[int, ...]] = []

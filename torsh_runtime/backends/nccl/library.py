@@ -143,6 +143,3 @@ class Nccl(Protocol):
 
     def group(self) -> AbstractContextManager[object]:
         """Return a context manager whose calls are launched together."""
-
-    def group_start(self) -> object: ...
-    def group_end(self) -> object: ...
