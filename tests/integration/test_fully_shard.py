@@ -90,13 +90,43 @@ def test_meshes_of_two_dimensions_shard_and_replicate() -> None:
     assert all(map(all, whole(done["turns"])))
 
 
+@cache
+def of_four(is_on_gpu: bool) -> dict[str, list[Any]]:
+    from support import fully_sharding
+
+    train = partial(fully_sharding.trained, name="kept_by_two", ranks=4, gathers=True)
+    bodies: dict[str, Any] = {
+        "seen": partial(fully_sharding.resharded, is_on_gpu=is_on_gpu),
+        "states": partial(fully_sharding.as_if_on_gpus, train) if is_on_gpu else train,
+    }
+    return run_in_one_world(4, bodies, 60.0)
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_some_ranks_keep_parameters_between_passes(is_on_gpu: bool) -> None:
+    from support import fully_sharding
+
+    expected = fully_sharding.alone("kept_by_two", 4)
+    for state in whole(of_four(is_on_gpu)["states"]):
+        assert max(fully_sharding.differences(state, expected)) < NEAR
+    for seen in whole(of_four(is_on_gpu)["seen"]):
+        kept = {frees: share for frees, (share, _) in seen.items()}
+        ranks = {frees: {*sizes} for frees, (_, sizes) in seen.items()}
+        assert kept == pytest.approx(
+            {"True": 0, "2": 0.5, "False": 1, "4": 0, "1": 1, "None": 1}, abs=0.05
+        )
+        none: set[int] = set()
+        assert ranks == {"True": {4}, "2": {2}, "False": none, "4": {4}, "1": none, "None": none}
+
+
 def test_what_would_go_wrong_is_refused_by_name() -> None:
     first, other = results("refusals")
     assert first == other
     assert [text for text in first.values() if not text.startswith("ConfigError: ")] == []
     assert "already: call it once for each module" in first["twice"]
     assert "shard inner modules first" in first["within"]
-    assert "reshard_after_forward=2" in first["number"]
+    assert "reshard_after_forward=3 must be" in first["number"]
+    assert "reshard_after_forward" in first["numbers"]
     assert "import it from torsh_runtime" in first["policy"]
     copies = {first[n] for n in ("deepcopy", "deepcopy of a layer", "pickle", "AveragedModel")}
     assert len(copies) == 1

@@ -14,10 +14,12 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
 EXACT = 1e-9
-REFUSED = ("does not compute elementwise", "each rank steps some parameters, and")
+REFUSED = (
+    *("does not compute elementwise", "cannot be tried", "each rank steps some parameters, and"),
+)
 COUPLED = {"LBFGS", "LBFGS once", "LBFGS short", "LBFGS searching"}
-COUPLED |= {"Polyak", "Sharpness", "Decayed"}  # no way of sharing parameters out is right
-ELEMENTWISE = {"AdamW", "Rprop", "Extragradient"}
+COUPLED |= {"Polyak", "Sharpness", "Decayed", "Steady"}  # no way of sharing parameters out is right
+ELEMENTWISE = {"AdamW", "Rprop", "Extragradient", "Slow"}
 
 
 @cache

@@ -123,3 +123,16 @@ def test_torchs_clipping_is_refused_where_it_cannot_be_corrected() -> None:
         assert "tr.clip_grad_norm_(model, max_norm, mesh)" in plan
         assert whole == "nothing"
         assert "such as of 'up'" in experts
+
+
+def test_encoders_and_decoders_generate_as_in_one_process() -> None:
+    if not importlib.util.find_spec("transformers"):
+        pytest.skip("needs transformers")
+    from support import wrapped_models
+
+    bodies: dict[Any, Any] = {"generated": wrapped_models.generated}
+    for told in run_in_one_world(2, bodies, 60.0)["generated"]:
+        assert not isinstance(told, Raised), told.error.args[0]
+        refused = {name: told.pop(name) for name in [*told] if name.endswith("encoder")}
+        assert [*told.values()] == ["", ""], told
+        assert all("was called outside of the model" in each for each in refused.values()), refused

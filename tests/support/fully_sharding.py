@@ -5,18 +5,20 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from support.ddp_faults import raised
-from support.fsdp_training import without_common_memory
+from support.fsdp_training import as_on_gpus, without_common_memory
 from torch import nn
 from torch.nn import functional
 
 import torsh_runtime as tr
-from torsh_runtime import fully_shard
+from torsh_runtime import ProcessGroup, fully_shard
 
 WORDS, WIDTH, LENGTH, ROWS = 17, 12, 5, 2
 State = dict[str, torch.Tensor]
@@ -178,8 +180,14 @@ def kept_whole(rank: int | None) -> nn.Module:
     return made() if rank is None else shard(made(rank), reshard_after_forward=False)
 
 
+def kept_by_two(rank: int | None) -> nn.Module:
+    """Pairs of ranks keep parameters from forward passes to backward passes."""
+    return made() if rank is None else shard(made(rank), reshard_after_forward=2)
+
+
 PROGRAMS: dict[str, Callable[[int | None], nn.Module]] = {
-    each.__name__: each for each in (tutorial, pretraining, llama, small, blocks_only, kept_whole)
+    each.__name__: each
+    for each in (*(tutorial, pretraining, llama, small, blocks_only, kept_whole, kept_by_two),)
 }
 PASSES = {"small": 3}
 """Passes of a step that accumulate gradients."""
@@ -245,7 +253,8 @@ def refusals(rank: int) -> dict[str, str]:
         "twice": lambda: fully_shard(model),
         "within": lambda: fully_shard(outer.blocks[0]),
         "tied": lambda: fully_shard(tied),
-        "number": lambda: fully_shard(made(), reshard_after_forward=2),  # type: ignore[arg-type]
+        "number": lambda: fully_shard(made(), reshard_after_forward=3),
+        "numbers": lambda: fully_shard(made(), reshard_after_forward=rank + 1),
         "policy": lambda: fully_shard(made(), mp_policy=tr.MixedPrecision()),  # type: ignore[arg-type]
         "deepcopy": lambda: copy.deepcopy(model),
         "deepcopy of a layer": lambda: copy.deepcopy(model.blocks[0].wide),
@@ -468,3 +477,47 @@ def of_nn(rank: int) -> list[float]:
     fully_shard(net)
     ours = trained_by(net, slice(2 * rank, 2 * rank + 2))
     return [float(abs(a - b).max()) for a, b in zip(alone, ours, strict=True)]
+
+
+@contextmanager
+def gathers() -> Iterator[list[int]]:
+    """Yield a list of the numbers of ranks that values are gathered from in this block."""
+    seen: list[int] = []
+    with ExitStack() as stack:
+        for name in ("all_gather", "all_gather_into_tensor"):
+            call = getattr(ProcessGroup, name)
+
+            def spied(group: Any, *given: Any, call: Any = call, **named: Any) -> Any:
+                seen.append(group.world_size)
+                return call(group, *given, **named)
+
+            stack.enter_context(patch.object(ProcessGroup, name, spied))
+        yield seen
+
+
+def resharded(rank: int, is_on_gpu: bool) -> dict[str, tuple[float, list[int]]]:
+    """Return, for values of reshard_after_forward, what ranks have between a forward and a backward
+    pass beside their own part, relative to the model, and the numbers of ranks that the backward
+    pass gathers from."""
+    _prepare()
+    found: dict[str, tuple[float, list[int]]] = {}
+    for frees in (True, 2, False, 4, 1, None):
+        kind = as_on_gpus() if is_on_gpu else nullcontext()
+        with without_common_memory(), kind:
+            model: Any = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+            size = sum(each.nbytes for each in model.parameters())
+            for each in model:
+                fully_shard(each, reshard_after_forward=frees)
+            model(torch.ones(2, 64)).sum().backward()  # gradients have memory from now on
+            before = [each._sharding.memory_stats().current for each in model]
+            output = model(torch.ones(2, 64)).sum()
+            after = [each._sharding.memory_stats().current for each in model]
+            with gathers() as seen:
+                output.backward()
+            found[str(frees)] = (sum(after) - sum(before)) / size, seen
+    return found
+
+
+def as_if_on_gpus(body: Callable[..., Any], rank: int) -> Any:
+    with as_on_gpus():
+        return body(rank)

@@ -16,7 +16,7 @@ from torch import nn
 
 import torsh_runtime as tr
 
-STEPS, ROWS = 12, 8
+STEPS, ROWS, LATE = 12, 8, 35
 Make = Callable[[Any], Any]
 
 
@@ -105,6 +105,93 @@ class Curved(torch.optim.SGD):
             torch._foreach_sub_(parts, found, alpha=1e-2)
 
 
+class Steady(torch.optim.SGD):
+    """Moves by signs at a rate that grows while most signs stay as they are (D-Adaptation)."""
+
+    rate = 1e-6
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        agreed, total = 0.0, 0.0
+        for each in self.param_groups[0]["params"]:
+            sign, seen = (
+                each.grad.sign(),
+                self.state[each].setdefault("sum", torch.zeros_like(each)),
+            )
+            each.sub_(sign, alpha=self.rate * self.param_groups[0]["lr"])
+            agreed += float((sign * seen).sum())
+            total += float(seen.add_(sign).abs().sum())
+        self.rate = max(self.rate, self.rate * self.param_groups[0]["lr"] * 10 * agreed / total)
+
+
+class Late(torch.optim.SGD):
+    """Collects products of rows, and uses them after many steps (Shampoo in large training)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in self.param_groups[0]["params"]:
+            if each.grad is not None:
+                rows, state = each.grad.reshape(len(each), -1), self.state[each]
+                state["products"] = state.get("products", 0) + rows @ rows.T
+                state["steps"] = state.get("steps", 0) + 1
+                if state["steps"] > LATE:
+                    each.grad /= state["products"].norm()
+        return super().step(closure)
+
+
+class Slow(torch.optim.SGD):
+    """Computes elementwise, and has copies of all values before its first step (Lookahead)."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        for each in self.param_groups[0]["params"]:
+            self.state[each].update(slow=each.detach().clone(), step=0)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for each in self.param_groups[0]["params"]:
+            state = self.state[each]
+            state["step"] += 1
+            if state["step"] % 3 == 0:
+                each.copy_(state["slow"].lerp_(each, 0.5))
+
+
+class Masked(torch.optim.SGD):
+    """Trains elements that were small when it was made (SaRA)."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr)
+        for each in self.param_groups[0]["params"]:
+            self.state[each]["mask"] = each.detach().abs() < 0.1
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in self.param_groups[0]["params"]:
+            each.grad.mul_(self.state[each]["mask"])
+        return super().step(closure)
+
+
+class Averaged(torch.optim.SGD):
+    """Divides gradients by their norms, and shows means of values in evaluation (SPlus)."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for each in self.param_groups[0]["params"]:
+            if each.grad is not None:
+                each.grad /= each.grad.norm()
+                self.state[each].setdefault("mean", each.clone()).lerp_(each, 0.1)
+        return super().step(closure)
+
+    @torch.no_grad()
+    def eval(self) -> None:
+        for each in self.param_groups[0]["params"]:
+            each.copy_(self.state[each]["mean"])
+
+    def train(self) -> None:
+        """Do nothing."""
+
+
 def _of(name: str, **named: Any) -> Make:
     return lambda parameters: getattr(torch.optim, name)(parameters, lr=0.05, **named)
 
@@ -114,7 +201,10 @@ def _kinds() -> dict[str, Make]:
     found["LBFGS once"] = _of("LBFGS", max_iter=1)
     found["LBFGS short"] = _of("LBFGS", history_size=2, max_iter=4)
     found["LBFGS searching"] = _of("LBFGS", line_search_fn="strong_wolfe")
-    for kind in (Polyak, Sharpness, Extragradient, Upright, Decayed, Curved):
+    for kind in (
+        *(Polyak, Sharpness, Extragradient, Upright, Decayed, Curved, Steady, Late, Slow, Masked),
+        Averaged,
+    ):
         found[kind.__name__] = partial(kind, lr=0.05)
     return found
 
@@ -123,9 +213,9 @@ KINDS = _kinds()
 CLOSURES = {"LBFGS", "Polyak", "Sharpness", "Extragradient"}
 OTHERS = {
     "prodigyopt": ("Prodigy",),
-    "dadaptation": ("DAdaptAdam",),
+    "dadaptation": ("DAdaptAdam", "DAdaptLion"),
     "schedulefree": ("AdamWScheduleFree",),
-    "pytorch_optimizer": ("AdamP", "AdamS", "AvaGrad", "Lamb", "ASGD"),
+    "pytorch_optimizer": ("AdamP", "AdamS", "AvaGrad", "Lamb", "ASGD", "SPAM", "SaRA", "SPlus"),
 }
 """Packages of optimizers, which are tried where they are installed."""
 for package, names in OTHERS.items():
@@ -148,7 +238,7 @@ class Net(nn.Module):
 def train(model: Any, optimizer: Any, kind: str, rows: slice, ranks: int) -> None:
     if hasattr(optimizer, "train"):
         optimizer.train()
-    for step in range(STEPS):
+    for step in range(LATE + 3 if kind == "Late" else STEPS):
         draw = partial(torch.randn, generator=torch.Generator().manual_seed(step))
         inputs, wanted = (draw(ROWS, wide, dtype=torch.float64)[rows] for wide in (12, 6))
 

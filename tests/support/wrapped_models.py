@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -276,3 +277,57 @@ def scaled(rank: int) -> tuple[list[float], bool]:
         if not is_finite:
             same = all(map(torch.equal, before, model.parameters()))
     return scales, same
+
+
+def generated(rank: int) -> dict[str, str]:
+    """Return what is wrong with tokens that an encoder and a decoder with common embeddings
+    generate, and the error of calls of the encoder alone."""
+    from support.lean_transformers import hf
+
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    tokens = {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": None}
+    config = hf.T5Config(vocab_size=48, dropout_rate=0.0, **sizes, **tokens)
+    prompt = torch.randint(1, 46, (2, 5), generator=torch.Generator().manual_seed(7))
+
+    def tokens_of(way: str) -> tuple[Any, list[Any]]:
+        torch.manual_seed(3)
+        plain = hf.T5ForConditionalGeneration(config).double()
+        model = SPELLINGS[way](plain) if way else plain
+        parameters = [*model.parameters()]
+        groups = [[each for each in parameters if (each.ndim < 2) == few] for few in (True, False)]
+        decays = [{"params": each, "weight_decay": 0.3 * n} for n, each in enumerate(groups)]
+        optimizer = torch.optim.AdamW(decays, lr=0.3)
+        rows = slice(2 * rank, 2 * rank + 2) if way else slice(None)
+        words = torch.randint(1, 46, (2, 4, 6), generator=torch.Generator().manual_seed(1))
+        for batch in words:
+            model(input_ids=batch[rows], labels=batch[rows]).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found = []
+        for training in (True, False):
+            for cached in (True, False):
+                model.train(training)
+                named = {"max_new_tokens": 6, "use_cache": cached, "do_sample": False}
+                found.append(model.generate(input_ids=prompt, **named).tolist())
+        return model, found
+
+    _, expected = tokens_of("")
+    told = {}
+    for way in SPELLINGS:
+        model, found = tokens_of(way)
+        told[way] = "" if found == expected else f"{found}, not {expected}"
+        told[f"{way}, encoder"] = raised(lambda model=model: model.get_encoder()(prompt))
+    return told
+
+
+def _in_place(model: Any) -> Any:
+    for part in (model.encoder, model.decoder):
+        for block in part.block:
+            tr.fully_shard(block)
+    return tr.fully_shard(model)
+
+
+SPELLINGS: dict[str, Any] = {
+    "wrapper": partial(tr.FullyShardedDataParallel, min_num_params=0),
+    "in place": _in_place,
+}

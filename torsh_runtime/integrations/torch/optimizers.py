@@ -23,9 +23,10 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import framework_of
 from torsh_runtime.framework.parts import Marks
 from torsh_runtime.integrations.torch.alike import Alike
+from torsh_runtime.integrations.torch.copied import STEPS
 from torsh_runtime.integrations.torch.distributed_state import correct_state
 from torsh_runtime.integrations.torch.marks import groups_of, marked, marks_of
-from torsh_runtime.integrations.torch.trial import STEPS, Stepped, trial, trial_of_each
+from torsh_runtime.integrations.torch.trial import Stepped, trial, trial_of_each
 
 _ELEMENTWISE = frozenset(
     getattr(torch.optim, name)
@@ -43,6 +44,11 @@ _ELEMENTWISE = frozenset(
         "SGD",
         "SparseAdam",
     )
+)
+
+_ADVICE = (
+    "Use an elementwise optimizer, such as SGD, Adam or AdamW, or tr.DistributedDataParallel, with "
+    "which ranks have whole parameters"
 )
 
 
@@ -67,7 +73,7 @@ def check_spread(optimizer: Any, wrapper: str) -> None:
     found = trial_of_each(optimizer, {}, _needs_closure(optimizer))
     if not found.is_certain:  # it may take a closure, and need one
         found = trial_of_each(optimizer, {}, True)
-    if not found.is_elementwise:
+    if found.reason:
         raise ConfigError(
             f"{wrapper}: each rank steps some parameters, and {_name_of(optimizer)} needs all: "
             f"{found.reason}. Use it without {wrapper}, so that each rank steps all parameters"
@@ -195,7 +201,7 @@ def _arrange(optimizer: Any, parts: Parts, has_closure: bool) -> bool:
         return False
     left = {key: _without_owned(marks) for key, (_, marks) in parts.items()}
     owned = trial_of_each(optimizer, left, has_closure)
-    problem = _problem(optimizer, owned, parts)
+    problem = _problem(optimizer, owned, parts) or _of_parts(optimizer, parts)
     agree_in_turn(
         dict.fromkeys(groups, ""), "the optimizer's step", ConfigError(problem) if problem else None
     )
@@ -236,15 +242,31 @@ def _check_state(optimizer: Any) -> None:
                 )
 
 
+def _of_parts(optimizer: Any, parts: Parts) -> str:
+    """Return what is wrong if an optimizer has state of parts that are to become whole."""
+    kept = [(marks, optimizer.state.get(each, {})) for each, marks in parts.values()]
+    found = [
+        (key, marks.parts[0].name)
+        for marks, state in kept
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and value.dim()
+    ]
+    if not found:
+        return ""
+    return (
+        f"{_name_of(optimizer)} needs whole parameters, and has made {found[0][0]!r} for a part of "
+        f"{found[0][1]!r} before its first step. {_ADVICE}"
+    )
+
+
 def _problem(optimizer: Any, found: Stepped, parts: Parts) -> str:
-    if found.is_elementwise:
+    if not found.reason:
         return ""
     name = next(iter(parts.values()))[1].parts[0].name
+    known = "does not compute elementwise" if found.is_certain else "cannot be tried"
     return (
-        f"{_name_of(optimizer)} does not compute elementwise, and each rank has a "
-        f"part of parameters such as {name!r}: {found.reason}. Use an elementwise optimizer, such "
-        f"as SGD, Adam or AdamW, or tr.DistributedDataParallel, with which ranks have whole "
-        f"parameters"
+        f"{_name_of(optimizer)} {known}, and each rank has a part of parameters such as {name!r}: "
+        f"{found.reason}. {_ADVICE}"
     )
 
 

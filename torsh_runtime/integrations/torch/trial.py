@@ -6,8 +6,6 @@ Copies of it step on small parameters, both cut and whole.
 from __future__ import annotations
 
 import copy
-import logging
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from torsh_runtime.framework.parts import Marks, Part
+from torsh_runtime.integrations.torch.copied import (
+    copied_optimizer,
+    is_by_element,
+    step_without_hooks,
+)
 from torsh_runtime.layout import even_cuts
 
-STEPS = "_torsh_steps"
-"""The attribute of an optimizer that follows its steps."""
-_log = logging.getLogger("torsh_runtime")
 _SIZES, _LARGEST = (5, 4), (131, 129)
 """Sizes of the first dimensions, except a cut one; further dimensions have the last size. The
 second are those of the largest matrices that are tried."""
@@ -51,7 +51,8 @@ class Stepped(NamedTuple):
     is_elementwise: bool
     reason: str = ""
     is_certain: bool = True
-    """False if the optimizer could not be tried. is_elementwise is true then."""
+    """False if the optimizer has changed nothing, or could not be tried for the reason given.
+    is_elementwise is true then."""
 
 
 def trial(optimizer: Any, marked: Mapping[int, Marks], has_closure: bool) -> Stepped:
@@ -87,11 +88,11 @@ def _in_all(
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     devices = {each.device for each in parameters if each.device.type == "cuda"}
     short, long = _GROWTHS[0], _GROWTHS[-1]
-    kinds: list[tuple[tuple[float, ...], float, float, int | None]]
-    kinds = [(each, 1.0, rate, None) for rate in (_RATE, _WHOLE_RATE) for each in _GROWTHS]
-    kinds += [(long, _STEEP, _RATE, None)]
-    kinds += [(short, 1.0, _RATE, left) for left in _UPRIGHT]
-    is_certain = False
+    kinds: list[tuple[tuple[float, ...], float, float, int | None, bool]]
+    kinds = [(each, 1.0, rate, None, False) for rate in (_RATE, _WHOLE_RATE) for each in _GROWTHS]
+    kinds += [(long, _STEEP, _RATE, None, False), (long, 1.0, _WHOLE_RATE, None, True)]
+    kinds += [(short, 1.0, _RATE, left, False) for left in _UPRIGHT]
+    is_certain, reason = False, ""
     with torch.random.fork_rng(devices=devices):
         for kind in kinds:
             steps = _Steps(optimizer, parameters, has_closure, *kind)
@@ -99,7 +100,8 @@ def _in_all(
             if not found.is_elementwise:
                 return found
             is_certain |= found.is_certain
-    return found._replace(is_certain=is_certain)
+            reason = reason or found.reason
+    return Stepped(True, "" if is_certain else reason, is_certain)
 
 
 class _Steps(NamedTuple):
@@ -113,16 +115,22 @@ class _Steps(NamedTuple):
     rate: float
     left: int | None
     """Number of rows in which gradients are not orthogonal to values; None: all."""
+    alternates: bool
+    """Tells that gradients of every second parameter change their sign in each step, for optimizers
+    that estimate a rate from how steady signs are."""
     dtype: Any = torch.float64
 
 
 def _tried(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
     wholes = _smalls(steps, marked)
     try:
-        whole = _changes(steps, wholes, False, 0)
+        whole, state = _changes_and_state(steps, wholes, False, 0)
         again = _changes(steps, wholes, False, 1)
     except Exception as error:  # a program's own optimizer may raise anything
         return _without_result(_tried, steps, marked, error)
+    for small, kept in zip(wholes, state, strict=True):
+        if small.is_cut and not is_by_element(kept, small.values.numel()):
+            return Stepped(False, "it has state of a parameter that is not by element")
     if not all(map(torch.equal, whole, again)):  # it draws random numbers
         others = _changes(steps, [each.with_others() for each in wholes], False, 0)
         one, other = (
@@ -165,14 +173,7 @@ def _without_result(
         return attempt(steps._replace(dtype=torch.float32), marked)
     if _DERIVES in str(error):
         return Stepped(False, "it computes derivatives of gradients")
-    kind = type(steps.optimizer)
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    _log.warning(
-        "whether %s computes elementwise, as it has to on parts of parameters, could not be "
-        "tried: %s: %s",
-        *(name, type(error).__name__, error),
-    )
-    return Stepped(True, is_certain=False)
+    return Stepped(True, f"on small parameters it raises {_named(error)}", False)
 
 
 def _named(error: Exception) -> str:
@@ -249,6 +250,11 @@ class _Small:
         elif ndim > 1:
             _turn(self.slopes, self.values, steps.left)
 
+    @property
+    def is_cut(self) -> bool:
+        """Return whether this rank has a part of it."""
+        return bool(self._parts)
+
     def parts_of(self, is_cut: bool) -> tuple[Any, Any, Any]:
         """Return values, slopes and curvatures, whole or this rank's part of each."""
         found = self.values, self.slopes, self.curves
@@ -296,57 +302,48 @@ def _changes(
 
     chosen: numbers of those that have gradients; None: all.
     """
+    return _changes_and_state(steps, smalls, is_cut, seed, chosen)[0]
+
+
+def _changes_and_state(
+    steps: _Steps,
+    smalls: list[_Small],
+    is_cut: bool,
+    seed: int,
+    chosen: Sequence[int] | None = None,
+) -> tuple[list[Any], list[Any]]:
+    """Return the changes, and the copy's state of each parameter."""
     torch.manual_seed(seed)
     parts = [each.parts_of(is_cut) for each in smalls]
     own = [torch.nn.Parameter(values.clone()) for values, _, _ in parts]
     stand_ins = {id(each): small for each, small in zip(steps.parameters, own, strict=True)}
-    copied = _copied(steps.optimizer, stand_ins, steps.rate)
-    step = _without_hooks(copied)
-    for growth in steps.growth:
-        closure = partial(_gradients, own, parts, growth, chosen)
+    copied = copied_optimizer(steps.optimizer, stand_ins, steps.rate)
+    step = step_without_hooks(copied)
+    for number, growth in enumerate(steps.growth):
+        other = -growth if steps.alternates and number % 2 else growth
+        closure = partial(_gradients, own, parts, (growth, other), chosen)
         closure()
         step(*(closure,) * steps.has_closure)
-    return [each.detach() - first for each, (first, _, _) in zip(own, parts, strict=True)]
-
-
-def _without_hooks(optimizer: Any) -> Callable[..., Any]:
-    """Return the optimizer's step() without what torch calls before and after it."""
-    step = type(optimizer).step
-    own = step.__wrapped__ if getattr(step, "hooked", False) else step
-    return partial(own, optimizer)
+    changes = [each.detach() - first for each, (first, _, _) in zip(own, parts, strict=True)]
+    if chosen is not None:  # modes that exchange values need state of all parameters, maybe
+        for mode in ("eval", "train"):
+            getattr(copied, mode, bool)()
+    return changes, [copied.state.get(each, {}) for each in own]
 
 
 @torch.no_grad()
 def _gradients(
     parameters: list[Any],
     parts: list[tuple[Any, Any, Any]],
-    growth: float,
+    growths: tuple[float, float],
     chosen: Sequence[int] | None,
 ) -> Any:
     """Set the parameters' gradients, and return their loss, which is a sum over the elements."""
     loss = torch.tensor(1.0, dtype=parameters[0].dtype)
     for number, (each, (first, slope, curve)) in enumerate(zip(parameters, parts, strict=True)):
         if chosen is None or number in chosen:
+            growth = growths[number % 2]
             change = each - first
             each.grad = slope * growth + curve * change
             loss += (change * (slope * growth + curve * change / 2)).sum().cpu()
     return loss
-
-
-def _copied(optimizer: Any, stand_ins: dict[int, Any], rate: float) -> Any:
-    """Return a copy of the optimizer without state and hooks, for other parameters."""
-    copied = object.__new__(type(optimizer))
-    memo: dict[int, Any] = dict(stand_ins)
-    for name, value in vars(optimizer).items():
-        if name == "state":
-            copied.state = defaultdict(dict)
-        elif name.startswith("_optimizer_"):
-            vars(copied)[name] = OrderedDict()
-        elif name not in ("step", "zero_grad", "all_param_groups", STEPS):  # schedulers set some
-            vars(copied)[name] = copy.deepcopy(value, memo)
-    for group in copied.param_groups:
-        if isinstance(group.get("lr"), float | int):
-            group["lr"] = max(group["lr"], rate)
-        elif isinstance(group.get("lr"), torch.Tensor):
-            group["lr"].clamp_(min=rate)
-    return copied

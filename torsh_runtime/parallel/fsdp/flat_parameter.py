@@ -94,13 +94,9 @@ class FlatParameter:
         shape = self.shapes[number]
         return Piece(shape, (0,) * len(shape), shape, *self.share(number))
 
-    def spans(self) -> list[tuple[int, int]]:
-        """Return each rank's elements: the first, and the one after the last."""
-        return [*pairwise(self.cuts)]
-
     def parts(self, whole: Values) -> list[Values]:
         """Return each rank's part of a flat tensor of this layout."""
-        return [whole[start:end] for start, end in self.spans()]
+        return [whole[start:end] for start, end in pairwise(self.cuts)]
 
     def split(self, owners: Mapping[int, int]) -> list[FlatParameter]:
         """Return flat parameters with those that are to be owned as a whole, and with the rest.

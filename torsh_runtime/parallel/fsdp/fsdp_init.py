@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -93,7 +93,7 @@ def check_inner(
             )
     for name, module in model.named_modules():
         own = {id(parameter) for _, parameter in module.named_parameters(recurse=False)}
-        if own & sharded and not _is_within_any(name, inner):
+        if own & sharded and not any(is_within(name, path) for path in inner):
             raise ConfigError(
                 f"{name!r} has a parameter of a part that is sharded already: wrap what shares "
                 f"parameters together, or the whole model only"
@@ -109,10 +109,6 @@ def check_no_mesh(model: Module) -> None:
             f"{name!r} is sharded over the axes {', '.join(axes)} of a mesh as well: call "
             f"tr.clip_grad_norm_(model, max_norm, mesh)"
         )
-
-
-def _is_within_any(name: str, paths: Collection[str]) -> bool:
-    return any(is_within(name, path) for path in paths)
 
 
 class Initialiser:
@@ -253,7 +249,7 @@ class UnitMaker:
         strategy = self._config.sharding_strategy
         options = UnitOptions(finds_unused=self._config.find_unused_parameters)
         if strategy is ShardingStrategy.SHARD_GRAD_OP:
-            options.keeps_whole = True
+            options.reshard_after_forward = False
         is_replicated = strategy is ShardingStrategy.NO_SHARD or size < self._config.min_num_params
         laid = [self._laid(named, is_replicated) for named in kinds.values()]
         unit = FSDPParamGroup(name, module, self._framework, laid, is_replicated, options)

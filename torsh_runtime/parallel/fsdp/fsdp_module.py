@@ -9,7 +9,12 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.sharding import ShardedModule, Sharding, sharding_of
+from torsh_runtime.parallel.fsdp.sharding import (
+    ShardedModule,
+    Sharding,
+    reshards_of,
+    sharding_of,
+)
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.parts_of_state import are_meant
 
@@ -126,15 +131,21 @@ class FSDPModule(ShardedModule):
             is_last_backward: Whether the next one is the last.
         """
 
-    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+    def set_reshard_after_forward(
+        self, reshard_after_forward: bool | int | None, recurse: bool = True
+    ) -> None:
         """Set whether parameters are freed between the forward and the backward pass.
 
         Args:
-            reshard_after_forward: Whether they are.
+            reshard_after_forward: As fully_shard() takes it.
             recurse: Whether to set it for all sharded modules in this one, too.
+
+        Raises:
+            ConfigError: For a number that does not divide the number of ranks.
         """
+        chosen = reshards_of(reshard_after_forward, self._sharding.group.world_size)
         for each in self._options(recurse):
-            each.keeps_whole = not reshard_after_forward
+            each.reshard_after_forward = chosen
 
     def set_reshard_after_backward(
         self, reshard_after_backward: bool, *, recurse: bool = True
@@ -325,8 +336,8 @@ def register_fsdp_forward_method(model: Any, method_name: str) -> None:
     """Let a method of a sharded model compute with whole parameters, as its forward() does.
 
     It is like torch's function of this name. All ranks call the method alike. A method that calls
-    the module itself, as generate() of transformers, or modules of it that are units, needs it only
-    where it uses other parameters as well.
+    the module itself, or modules of it that are units, needs it only where it uses other parameters
+    as well. generate(), as models of transformers have it, is registered already.
 
     Args:
         model: The FullyShardedDataParallel, or a module that fully_shard() was given.
@@ -351,12 +362,14 @@ def register_fsdp_forward_method(model: Any, method_name: str) -> None:
     method = getattr(module, method_name, None)
     if not callable(method):
         raise ConfigError(f"a {type(module).__name__} has no method {method_name!r}")
-    here = weakref.ref(sharding)  # which its own module would keep alive
+    here = weakref.ref(sharding)  # which its own module would keep alive, as a method would that
+    given = weakref.WeakMethod(method) if hasattr(method, "__func__") else lambda: method
 
     @wraps(method)
     def call(*inputs: Any, **named: Any) -> Any:
         """Call the method as a forward pass of the sharded model, if that still exists."""
-        found = here()
+        found, method = here(), given()
+        assert method is not None  # whose module is being called
         if found is None:
             return method(*inputs, **named)
         with found.outermost.within_method(found.own_units[0]) as end:
@@ -365,3 +378,11 @@ def register_fsdp_forward_method(model: Any, method_name: str) -> None:
         return outputs
 
     setattr(module, method_name, call)
+
+
+def register_generation(model: Any) -> None:
+    """Register a model's generate(), if it has one: those of transformers call encoders without
+    the model."""
+    sharding = sharding_of(model)
+    if sharding is not None and callable(getattr(sharding.model, "generate", None)):
+        register_fsdp_forward_method(model, "generate")

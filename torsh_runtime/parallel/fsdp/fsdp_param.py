@@ -79,28 +79,31 @@ class StorageStrategy(ABC):
     def _described(self, flat: FlatParameter) -> Stored:
         return Stored(self._framework, flat, self._group, self.ledger)
 
-    def allocate_in(self, slots: RegisteredSlots | None) -> None:  # noqa: B027  (most have no such)
+    # What follows does nothing in storages that have the flat parameter whole all the time.
+
+    def allocate_in(self, slots: RegisteredSlots | None) -> None:  # noqa: B027
         """Let `whole` have its memory there from now on; None: in memory of the framework's."""
 
-    @abstractmethod
-    def publish(self) -> None:
+    def publish(self) -> None:  # noqa: B027
         """Let this rank's part, which may have changed, be what is made whole."""
 
-    @abstractmethod
-    def begin_unshard(self) -> None:
+    def begin_unshard(self) -> None:  # noqa: B027
         """Begin to make the flat parameter whole. All ranks call it in the same order."""
 
-    @abstractmethod
-    def unshard(self) -> None:
+    def unshard(self) -> None:  # noqa: B027
         """Wait until it is whole."""
 
-    @abstractmethod
-    def reshard(self) -> None:
+    def reshard(self) -> None:  # noqa: B027
         """Free everything that is not this rank's."""
 
     def reshard_early(self) -> None:
         """Free the same within a backward pass, unless a graph still needs values: then reshard()
         frees it."""
+        self.reshard()
+
+    def reshard_to(self, ranks: int) -> None:
+        """Free everything that is not this rank's part among so many consecutive ranks, until it is
+        made whole again. In common memory they have it together anyway."""
         self.reshard()
 
     @abstractmethod
@@ -119,20 +122,17 @@ class StorageStrategy(ABC):
         """Take a parameter's gradient on this rank. adds: add it to the existing one. is_freed:
         `whole` is freed when the last gradient has come."""
 
-    @abstractmethod
-    def finish(
+    def finish(  # noqa: B027  (gradients may be reduced as they come)
         self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
     ) -> None:
         """Begin to reduce the gradients, of which all have come but `missing`; these count as
         zeros. adds: add to the existing ones, except to those that are `fresh`. is_over: nothing
         needs `whole` until it is made whole again."""
 
-    @abstractmethod
-    def wait(self) -> None:
+    def wait(self) -> None:  # noqa: B027
         """Wait until this rank's gradients are reduced."""
 
-    @abstractmethod
-    def settle(self) -> None:
+    def settle(self) -> None:  # noqa: B027
         """Let `gradients` be the averages, after all ranks have waited."""
 
     def replace_gradient(self, number: int, values: Any) -> None:

@@ -4,35 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from enum import StrEnum
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.backends.work import Work
-from torsh_runtime.errors import CommError, ConfigError
+from torsh_runtime.errors import CommError
 from torsh_runtime.framework import Framework
-from torsh_runtime.framework.models import has_hook_of_program
 from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam, StorageStrategy, Stored
 from torsh_runtime.parallel.fsdp.registered_slots import slots_of
 from torsh_runtime.parallel.fsdp.storage import common_storage
+from torsh_runtime.parallel.fsdp.training_state import ShardedState
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.replicas import Replicas
 from torsh_runtime.transitions import Machine
 
-
-class ShardedState(StrEnum):
-    """Tells where the parameters of a unit are, after torch's class of this name."""
-
-    SHARDED = "sharded"
-    """Ranks have their parts, and may be gathering the rest."""
-    GATHERED = "gathered"
-    """Whole values are here, and the parameters show this rank's part."""
-    UNSHARDED = "unsharded"
-    """Whole values are here, and the parameters show them."""
+_Placed = tuple[FlatParameter, StorageStrategy]
+_Laid = tuple[FlatParameter, StorageStrategy, list[FSDPParam]]
 
 
 class FSDPParamGroup:
@@ -45,14 +36,13 @@ class FSDPParamGroup:
         name: str,
         module: Any,
         framework: Framework,
-        laid: list[tuple[FlatParameter, StorageStrategy]],
+        laid: list[_Placed],
         is_replicated: bool,
         options: UnitOptions,
     ) -> None:
         """Create the group. is_replicated: every rank has it whole."""
         self.name, self.module, self.is_replicated = name, module, is_replicated
-        self._framework = framework
-        self.options = options
+        self._framework, self.options = framework, options
         self._place(laid, [slot for each in laid for slot in self._slots_of(*each)])
         self._machine = Machine("fsdp", ShardedState.SHARDED)
         self.is_lent = False
@@ -70,17 +60,15 @@ class FSDPParamGroup:
             memory.reshard()
 
     def _slots_of(self, flat: FlatParameter, memory: StorageStrategy) -> list[FSDPParam]:
-        numbers = range(len(flat.parameters))
-        return [FSDPParam(self._framework, flat, memory, number) for number in numbers]
+        return [FSDPParam(self._framework, flat, memory, each) for each in range(len(flat.names))]
 
-    def _place(
-        self, laid: list[tuple[FlatParameter, StorageStrategy]], slots: list[FSDPParam]
-    ) -> None:
+    def _in(self, memory: StorageStrategy) -> list[FSDPParam]:
+        return [slot for slot in self._slots if slot.memory is memory]
+
+    def _place(self, laid: list[_Placed], slots: list[FSDPParam]) -> None:
         self.laid, self._slots = laid, slots
         self.is_common = any(memory.is_common for _, memory in laid)
         self.reduces_each = any(memory.reduces_each for _, memory in laid)
-        self._drops_gradients = any(memory.drops_gradients for _, memory in laid)
-        self._overwrites = any(memory.overwrites for _, memory in laid)
         self.averages_late = any(memory.averages_late for _, memory in laid)
         self._note_trained()
 
@@ -100,24 +88,23 @@ class FSDPParamGroup:
         owners: the rank that is to have a parameter, by id().
         """
         self.publish()
-        laid, slots = [], []
-        for flat, memory in self.laid:
-            here = [slot for slot in self._slots if slot.memory is memory]
-            flats = flat.split(owners)
-            if flats == [flat]:
-                laid.append((flat, memory))
-                slots += here
-            else:
-                for each in self._moved(here, memory, flats):
-                    laid.append((each[0], each[1]))
-                    slots += each[2]
-        self._place(laid, slots)
+        self._rearrange(partial(self._moved, owners))
+
+    def _rearrange(self, make: Callable[[FlatParameter, StorageStrategy], Iterator[_Laid]]) -> None:
+        """Put other flat parameters in the place of each."""
+        made = [each for flat, memory in self.laid for each in make(flat, memory)]
+        slots = [slot for *_, own in made for slot in own]
+        self._place([(flat, memory) for flat, memory, _ in made], slots)
         self.on_gradients(self._call)
 
     def _moved(
-        self, former: list[FSDPParam], memory: StorageStrategy, flats: list[FlatParameter]
-    ) -> Iterator[tuple[FlatParameter, StorageStrategy, list[FSDPParam]]]:
-        """Move parameters from one flat parameter to several others."""
+        self, owners: Mapping[int, int], flat: FlatParameter, memory: StorageStrategy
+    ) -> Iterator[_Laid]:
+        """Move parameters from one flat parameter to several others, if some get owners."""
+        former, flats = self._in(memory), flat.split(owners)
+        if flats == [flat]:
+            yield flat, memory, former
+            return
         for slot in former:
             slot.take_gradient_over()
         full, gradients = memory.full(), memory.full_gradients()
@@ -142,18 +129,15 @@ class FSDPParamGroup:
         self.is_lent = self._is_for_replicas = False
         if self.is_replicated:
             return
-        laid, slots = [], []
-        for flat, memory in self.laid:
-            storage = common_storage(Stored(self._framework, flat, memory.group, memory.ledger))
-            made = self._slots_of(flat, storage)
-            former = [slot for slot in self._slots if slot.memory is memory]
-            for slot, other in zip(made, former, strict=True):
-                slot.take_place(other)
-            memory.discard()
-            laid.append((flat, cast(StorageStrategy, storage)))
-            slots += made
-        self._place(laid, slots)
-        self.on_gradients(self._call)
+        self._rearrange(self._renewed)
+
+    def _renewed(self, flat: FlatParameter, memory: StorageStrategy) -> Iterator[_Laid]:
+        storage = common_storage(Stored(self._framework, flat, memory.group, memory.ledger))
+        slots = self._slots_of(flat, storage)
+        for slot, other in zip(slots, self._in(memory), strict=True):
+            slot.take_place(other)
+        memory.discard()
+        yield flat, storage, slots
 
     def be_within(self, path: str, ledger: MemoryAccounting) -> None:
         """Become a unit of a larger model, in which the unit's own model is at `path`, and whose
@@ -185,8 +169,7 @@ class FSDPParamGroup:
 
     def gradients(self) -> list[Any]:
         """Return the gradients that its parameters have now."""
-        given = [slot.parameter.grad for slot in self._trained]
-        return [gradient for gradient in given if gradient is not None]
+        return [each for slot in self._trained if (each := slot.parameter.grad) is not None]
 
     def on_gradients(self, call: Callable[[int], None]) -> None:
         """Call it with the number of each parameter whose gradient has come."""
@@ -201,17 +184,6 @@ class FSDPParamGroup:
         for _, memory in self.laid:
             memory.publish()
 
-    def check_hooks(self) -> None:
-        """Raise ConfigError if a program wants gradients when they come, which are not averaged
-        then."""
-        if any(has_hook_of_program(slot.parameter) for slot in self._slots):
-            hooked = (name for name, each in self.named() if has_hook_of_program(each))
-            raise ConfigError(
-                f"a hook of register_post_accumulate_grad_hook() on {next(hooked)!r} would be "
-                f"called before gradients are averaged, and find none: call what it does after the "
-                f"backward pass"
-            )
-
     def train_more(self) -> None:
         """Take the gradients of parameters that have come to want some since they were wrapped."""
         if not any(slot.is_new for slot in self._slots):
@@ -224,22 +196,19 @@ class FSDPParamGroup:
     def prepare(self) -> None:
         """Prepare for gradients, which may come from now on."""
         self._came.clear()
-        if self._averaging:  # which only an exception has left on their way
-            self.wait_for_replicas()
-        if self._drops_gradients:
-            self.drop_gradients()
+        self.wait_for_replicas()  # in case that an exception has left some on their way
+        self.drop_gradients()
         for flat, memory in self.laid:
             if flat.is_trained:
                 memory.prepare()
 
     def drop_gradients(self) -> None:
         """Free gradients that the parameters have no more, as after zero_grad()."""
-        if self._machine.state is ShardedState.UNSHARDED:
+        if self.is_whole:
             return
-        for _, memory in self.laid:
-            here = [slot for slot in self._slots if slot.memory is memory]
-            if memory.drops_gradients and not any(slot.has_come for slot in here):
-                for slot in here:
+        for memory in (each for _, each in self.laid if each.drops_gradients):
+            if not any(slot.has_come for slot in self._in(memory)):
+                for slot in self._in(memory):
                     slot.forget_gradient()
                 memory.drop_gradients()
 
@@ -251,7 +220,7 @@ class FSDPParamGroup:
 
     def unshard(self) -> None:
         """Make it whole."""
-        if self._machine.state is ShardedState.UNSHARDED:
+        if self.is_whole:
             return
         with section("fsdp.unshard"):
             if self._machine.state is ShardedState.SHARDED:
@@ -264,28 +233,40 @@ class FSDPParamGroup:
     def show_own(self) -> None:
         """Show this rank's parts as the parameters, as optimizers and zero_grad() know them, and
         keep the rest for later."""
-        if self._machine.state is ShardedState.UNSHARDED:
+        if self.is_whole:
             for slot in self._slots:
                 slot.be_own()
             self._machine.become(ShardedState.GATHERED, unit=self.name)
 
     def reshard(self) -> None:
         """Free everything that is not this rank's."""
-        self.show_own()
-        for _, memory in self.laid:  # it may have been asked for, and not used
-            memory.reshard()
-        self._machine.become(ShardedState.SHARDED, unit=self.name)
+        self._free(lambda memory: memory.reshard())
 
     def reshard_early(self) -> None:
         """Free the same within a backward pass, except for values that a graph still needs."""
+        self._free(lambda memory: memory.reshard_early())
+
+    def reshard_after_forward(self) -> None:
+        """Free what the options say, if a backward pass may follow; else the same."""
+        frees = self.options.reshard_after_forward
+        if frees is None:
+            frees = bool(self.name)
+        if frees is True or not self._framework.is_grad_enabled():
+            self.reshard()
+        elif frees is False:
+            self.show_own()
+        else:
+            self._free(lambda memory: memory.reshard_to(frees))
+
+    def _free(self, free: Callable[[StorageStrategy], None]) -> None:
         self.show_own()
-        for _, memory in self.laid:
-            memory.reshard_early()
+        for _, memory in self.laid:  # it may have been asked for, and not used
+            free(memory)
         self._machine.become(ShardedState.SHARDED, unit=self.name)
 
     def watch(self, kind: Any) -> None:
         """Watch for operations that take values of its parameters, unless it is whole."""
-        if kind is not None and self._machine.state is not ShardedState.UNSHARDED:
+        if kind is not None and not self.is_whole:
             for slot in self._slots:
                 self._framework.watch(slot.parameter, kind)
 
@@ -305,14 +286,9 @@ class FSDPParamGroup:
         if not averages:
             slot.keep()
             return False
-        slot.take(number in self._came, self._overwrites and self.is_freed_early)
+        slot.take(number in self._came, slot.memory.overwrites and self.is_freed_early)
         self._came.add(number)
         return len(self._came) == len(self._trained)
-
-    @property
-    def has_kept(self) -> bool:
-        """Return whether gradients are kept to be averaged later."""
-        return any(slot.has_kept for slot in self._trained)
 
     def keep(self) -> None:
         """Keep the gradients that have come while it is whole until they are to be averaged."""
@@ -320,10 +296,8 @@ class FSDPParamGroup:
             slot.keep()
 
     def there(self) -> list[int]:
-        """Return the numbers of parameters whose gradients are kept, or have come while it is
-        whole."""
-        slots = enumerate(self._trained)
-        return [number for number, slot in slots if slot.has_kept or slot.has_come]
+        """Return the numbers of parameters whose gradients are kept, or have come meanwhile."""
+        return [each for each, s in enumerate(self._trained) if s.has_kept or s.has_come]
 
     @property
     def is_freed_early(self) -> bool:
@@ -334,10 +308,8 @@ class FSDPParamGroup:
     def finish(self, is_over: bool) -> list[int]:
         """Begin to reduce the gradients that have come. Return the numbers of their parameters.
         is_over: nothing needs its whole values until it is unsharded again."""
-        numbers = sorted(self._came)
-        self._came.clear()
-        if self._averaging:
-            self.wait_for_replicas()  # what comes in addition is averaged with the rest
+        numbers, self._came = sorted(self._came), set()
+        self.wait_for_replicas()  # what comes in addition is averaged with the rest
         came = [self._trained[number] for number in numbers]
         with section("fsdp.reduce"):
             for _, memory in self.laid:
@@ -360,7 +332,7 @@ class FSDPParamGroup:
         for _, memory in self.laid:
             memory.wait()
         for slot in self._reduced:
-            slot.give(is_shown=self._machine.state is not ShardedState.UNSHARDED)
+            slot.give(is_shown=not self.is_whole)
         self._reduced.clear()
 
     def settle(self) -> None:
@@ -370,14 +342,11 @@ class FSDPParamGroup:
 
     def void(self) -> None:
         """Forget what came in a pass that was broken off."""
-        with suppress(CommError):
-            self.wait_for_replicas()
-        for _, memory in self.laid:
+        for wait in (self.wait_for_replicas, *(memory.wait for _, memory in self.laid)):
             with suppress(CommError):
-                memory.wait()
+                wait()
         came = {*self._reduced, *(self._trained[number] for number in self._came)}
-        is_whole = self._machine.state is ShardedState.UNSHARDED
-        for slot in self._trained if is_whole else came:
+        for slot in self._trained if self.is_whole else came:
             slot.void()
         self.forget_kept()
         self._came.clear()
@@ -405,8 +374,7 @@ class FSDPParamGroup:
         for flat, memory in self.laid:
             if memory.gradients is not None:
                 group = replicas.of(flat.parameters[0])
-                work = group.all_reduce(memory.gradients, ReduceOp.AVG, async_op=True)
-                self._averaging.append(work)
+                self._averaging.append(group.all_reduce(memory.gradients, ReduceOp.AVG, True))
 
     def wait_for_replicas(self) -> None:
         """Wait until gradients are averaged over ranks that have the same part."""
@@ -419,9 +387,8 @@ class FSDPParamGroup:
         self.publish()
         for _, memory in self.laid:
             full = memory.full()
-            for slot in self._slots:
-                if slot.memory is memory:
-                    slot.be_copied(full)
+            for slot in self._in(memory):
+                slot.be_copied(full)
 
     def dismiss(self, writeback: bool) -> None:
         """Take them away; with writeback this rank's part is kept."""

@@ -20,11 +20,7 @@ from torsh_runtime.parallel.fsdp.config import FsdpConfig
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 from torsh_runtime.parallel.fsdp.owners import owners_of
 from torsh_runtime.parallel.fsdp.prefetching import Prefetching
-from torsh_runtime.parallel.fsdp.record import (
-    OTHER_CALL,
-    check_outputs,
-    used_by_any,
-)
+from torsh_runtime.parallel.fsdp.record import OTHER_CALL, check_hooks, check_outputs, used_by_any
 from torsh_runtime.parallel.fsdp.reduction import Reduction
 from torsh_runtime.parallel.fsdp.training_state import TrainingState
 from torsh_runtime.parallel.fsdp.wrapping import is_within
@@ -165,8 +161,7 @@ class FSDPState:
         if not self._is_any_averaging():
             self.let_go()
             return
-        is_held = self.training_state is TrainingState.HELD
-        if not is_held and not any(unit.has_kept for unit in self.units):
+        if self.training_state is not TrainingState.HELD and not any(u.kept() for u in self.units):
             return
         self.hold()
         self.training_state = TrainingState.FORWARD_BACKWARD
@@ -179,7 +174,7 @@ class FSDPState:
     def begin(self) -> None:
         """Begin a forward pass: owners have changed their parts, and all ranks may now read
         them."""
-        if self.outermost().training_state is TrainingState.SUMMON_FULL_PARAMS:
+        if self.is_outermost_summoned():
             raise ConfigError(
                 "the model was called inside summon_full_params: leave the block first"
             )
@@ -224,6 +219,8 @@ class FSDPState:
     def _end_method(self, root: FSDPParamGroup, outputs: Any) -> None:
         self._is_in_method = False
         self._after_forward(root, outputs)
+        if not differentiable(self._framework, outputs):
+            self.meet()  # as no backward pass does
 
     def lend(self, parameter: Any) -> None:
         """Make the unit of a parameter whole, which is used without a call of its module."""
@@ -260,15 +257,6 @@ class FSDPState:
         for unit in self.units:
             unit.void()
 
-    def end_forward(self) -> None:
-        """End a forward pass. Reshard all units if no backward pass follows, without gradients."""
-        follows = self._framework.in_backward() or self._framework.is_grad_enabled()
-        if self.training_state is TrainingState.HELD or follows:
-            return
-        for unit in self.units:
-            unit.reshard()
-        self.meet()
-
     def meet(self) -> None:
         """Wait for all ranks if they have memory in common."""
         if self._group.world_size > 1 and any(unit.is_common for unit in self.units):
@@ -281,7 +269,7 @@ class FSDPState:
         if not is_again and self._begins(unit):
             self.begin()
             for each in self.units if self._framework.is_grad_enabled() else ():
-                each.check_hooks()
+                check_hooks(each)
             self._beginner = unit
             for each in self.units:
                 each.watch(self._watched)
@@ -304,16 +292,12 @@ class FSDPState:
             check_outputs(unit, outputs)
             tensors = differentiable(self._framework, outputs)
             self._framework.on_backward(tensors, partial(self._before_backward, unit))
-            keeps = unit.options.keeps_whole
-            is_kept = not unit.name if keeps is None else keeps
-        else:
-            is_kept = False
         if is_again:
             return
         if unit is self._beginner and not self._is_in_method:
-            self._end_forward(unit, is_kept)
+            self._end_forward(unit)
         elif not (unit.is_lent or unit is self._beginner):
-            unit.show_own() if is_kept else unit.reshard()
+            unit.reshard_after_forward()
             unit.watch(self._watched)
 
     def _on_broken_forward(self, unit: FSDPParamGroup) -> None:
@@ -324,15 +308,15 @@ class FSDPState:
                 each.unwatch()
                 each.show_own()
 
-    def _end_forward(self, unit: FSDPParamGroup, is_kept: bool) -> None:
-        self._beginner = None
-        for each in self.units:
-            each.unwatch()
-            if each.is_lent or (each is unit and is_kept):
-                each.show_own()
-        if not is_kept and not unit.is_lent:
-            unit.reshard()
-        self.end_forward()
+    def _end_forward(self, unit: FSDPParamGroup) -> None:
+        """End a forward pass. Reshard all units if no backward pass follows, without gradients."""
+        self._on_broken_forward(unit)  # as after one that goes no further
+        if not unit.is_lent:
+            unit.reshard_after_forward()
+        if not (self._framework.in_backward() or self._framework.is_grad_enabled()):
+            for each in self.units:
+                each.reshard()
+            self.meet()
 
     def _before_backward(self, unit: FSDPParamGroup) -> None:
         self._expect_end()
@@ -387,17 +371,16 @@ class FSDPState:
             self._end_span()
 
     def _end_span(self) -> None:
-        span, self._span = self._span, None
-        if span is not None:
-            span.end()
+        if self._span is not None:
+            self._span.end()
+        self._span = None
 
     def _take_late(self) -> None:
         """Take what was left for the end of the pass, in one order on all ranks."""
-        late = [each for each in self.units if each.options.finds_unused]
-        late = [each for each in late if each.options.is_averaging]
-        if not late:
-            return
-        for unit, numbers in zip(late, used_by_any(late, self._reduction.alike), strict=True):
+        options = ((each, each.options) for each in self.units)
+        late = [each for each, how in options if how.finds_unused and how.is_averaging]
+        used = used_by_any(late, self._reduction.alike) if late else []
+        for unit, numbers in zip(late, used, strict=True):
             for number in numbers:
                 unit.keep_zeros(number)
                 self._take(unit, number, is_late=True)

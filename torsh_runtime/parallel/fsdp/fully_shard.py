@@ -11,7 +11,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import Framework, framework_of_model
 from torsh_runtime.framework.models import around_forward, cast_inputs, is_meta
 from torsh_runtime.mesh.mesh import DeviceMesh
-from torsh_runtime.parallel.fsdp.fsdp_module import FSDPModule
+from torsh_runtime.parallel.fsdp.fsdp_module import FSDPModule, register_generation
 from torsh_runtime.parallel.fsdp.guard import FUNCTION
 from torsh_runtime.parallel.fsdp.policies import MixedPrecisionPolicy, OffloadPolicy, config_of
 from torsh_runtime.parallel.fsdp.sharding import Sharding
@@ -21,7 +21,7 @@ def fully_shard(
     module: Any,
     *,
     mesh: Any = None,
-    reshard_after_forward: bool | None = None,
+    reshard_after_forward: bool | int | None = None,
     mp_policy: MixedPrecisionPolicy | None = None,
     offload_policy: OffloadPolicy | None = None,
     ignored_params: Iterable[Any] | None = None,
@@ -46,7 +46,9 @@ def fully_shard(
             of one dimension; or one of two, over whose first the shards are replicated. It may be a
             mesh of torch.distributed with groups of backend "torsh".
         reshard_after_forward: Whether parameters are freed between the forward and the backward
-            pass. None frees those of all modules but the one that the pass began with.
+            pass. None frees those of all modules but the one that the pass began with. A number, as
+            of a node's ranks, lets so many consecutive ranks keep them together: the backward pass
+            gathers them from these only. In memory that a node's ranks share they stay whole.
         mp_policy: The dtypes in which the module computes and communicates.
         offload_policy: Where parts are.
         ignored_params: Parameters that are left as they are: neither sharded, nor sent from rank
@@ -60,7 +62,7 @@ def fully_shard(
     Raises:
         ConfigError: On all ranks if modules or options differ; for a module that is sharded
             already, has no parameters, or shares some with a part that is sharded already; and for
-            reshard_after_forward as a number of ranks.
+            a reshard_after_forward that does not divide the number of ranks.
         CommError: If an exchange among the ranks fails. Forward and backward passes raise it, too.
 
     Example:
@@ -73,15 +75,10 @@ def fully_shard(
         optimizer.step()
         ```
     """
-    if not (reshard_after_forward is None or isinstance(reshard_after_forward, bool)):
-        raise ConfigError(
-            f"reshard_after_forward={reshard_after_forward!r} would keep parts of fewer ranks "
-            f"between the passes, which is not supported: pass True, False or None"
-        )
     shard = partial(
         _shard,
         mesh=mesh,
-        keeps_whole=None if reshard_after_forward is None else not reshard_after_forward,
+        reshard_after_forward=reshard_after_forward,
         mp_policy=mp_policy or MixedPrecisionPolicy(),
         offload_policy=offload_policy or OffloadPolicy(),
         ignored=frozenset(map(id, ignored_params or ())),
@@ -98,7 +95,7 @@ def fully_shard(
 def _shard(
     module: Any,
     mesh: Any,
-    keeps_whole: bool | None,
+    reshard_after_forward: bool | int | None,
     mp_policy: MixedPrecisionPolicy,
     offload_policy: OffloadPolicy,
     ignored: frozenset[int],
@@ -108,14 +105,13 @@ def _shard(
     ranks, is_hybrid = _ranks(mesh)
     awaits = any(is_meta(each) for _, each in module.named_modules())
     config = replace(config_of(mp_policy, offload_policy, is_hybrid, awaits), device=device)
-    sharding = Sharding(module, config, ranks, FUNCTION, ignored)
-    for unit in sharding.own_units:
-        unit.options.keeps_whole = keeps_whole
+    sharding = Sharding(module, config, ranks, FUNCTION, ignored, reshard_after_forward)
     if mp_policy.output_dtype is not None:
         around_forward(module, partial(_with_outputs, framework, mp_policy.output_dtype))
     vars(module)["_sharding"] = sharding
     kind: type = type(module)
     module.__class__ = _class_of(kind)
+    register_generation(module)
     if awaits:
         sharding.await_values()
 

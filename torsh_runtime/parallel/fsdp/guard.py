@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Set
+from functools import partial
 from typing import Any, NoReturn
 
 from torsh_runtime.comm.group import ProcessGroup
@@ -15,30 +17,20 @@ from torsh_runtime.parallel.parts_of_state import refusing
 from torsh_runtime.parallel.replicas import Replicas
 
 WRAPPER = "FullyShardedDataParallel"
-
-
 FUNCTION = "fully_shard"
-
-
 _GUARDED = "_torsh_is_guarded"
-
-
 NO_COPIES = (
     "a model in FullyShardedDataParallel or of fully_shard() is neither copied nor pickled, nor "
     "are its modules, for a rank has parts of them only: save state_dict() or use a "
     "tr.checkpoint.Checkpointer; for a second model build it anew and shard it; for averages of "
     "parameters keep copies of those that model.parameters() has on each rank"
 )
-
-
 _CLIPPING = {
     WRAPPER: (
         "model.clip_grad_norm_(max_norm), or tr.clip_grad_norm_(model, max_norm, mesh) on a mesh"
     ),
     FUNCTION: "tr.clip_grad_norm_(model, max_norm), with mesh=mesh if the model is on a mesh",
 }
-
-
 _STATE_OF_PARTS = {
     WRAPPER: (
         "the state of a module within a FullyShardedDataParallel has this rank's parts of "
@@ -98,3 +90,33 @@ def guard(model: Module, passes: FSDPState, copies: Replicas | None, asked_by: s
         if (has_parts or id(module) in roots) and _GUARDED not in own:
             own[_GUARDED] = own["_torsh_no_copies"] = NoCopies()
             framework.on_state_dict(module, refusing(_STATE_OF_PARTS[asked_by], is_whole))
+    _guard_rows(model, passes, {id(unit.module) for unit in passes.units})
+
+
+def _guard_rows(model: Module, passes: FSDPState, called: Set[int]) -> None:
+    """Refuse calls of embeddings outside of passes, which would look up other rows than meant.
+    called: id() of modules whose calls are followed."""
+    here = weakref.ref(passes)
+    laid = [flat for unit in passes.units for flat, _ in unit.laid]
+    rows = {
+        id(each): shape[0]
+        for flat in laid
+        for each, shape in zip(flat.parameters, flat.shapes, strict=True)
+        if shape
+    }
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if hasattr(module, "num_embeddings") and id(weight) in rows and id(module) not in called:
+            check = partial(_check_rows, here, name, rows[id(weight)])
+            module.register_forward_pre_hook(check)
+
+
+def _check_rows(here: Any, name: str, rows: int, module: Any, _: object) -> None:
+    own = len(module.weight)
+    if own == rows or (passes := here()) is None or passes.outermost().is_in_pass:
+        return
+    raise ConfigError(
+        f"{name!r} was called outside of the model, where this rank has {own} of its {rows} rows: "
+        f"call the model or a unit, or the method that calls it after "
+        f"tr.register_fsdp_forward_method(model, the method's name) on all ranks"
+    )

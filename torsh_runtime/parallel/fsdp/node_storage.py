@@ -16,9 +16,7 @@ from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.subgroups import split_group
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.framework.models import (
-    common_memory,
-)
+from torsh_runtime.framework.models import common_memory
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import Stored
 from torsh_runtime.parallel.fsdp.storage import GatheredStorage
@@ -115,6 +113,11 @@ class NodeStorage(GatheredStorage):
         if self._is_here:
             super().reshard()
             self.is_early = True
+
+    def reshard_to(self, ranks: int) -> None:
+        """Keep it, of which each rank of the node has an equal part, if that is not too much."""
+        if ranks > self._nodes.here.world_size:
+            self.reshard()
 
     def met(self) -> None:
         if self._nodes.take_back(self):

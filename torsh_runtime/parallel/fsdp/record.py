@@ -12,6 +12,7 @@ import numpy as np
 from torsh_runtime.comm.agreement import agree, texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.errors import CommError, ConfigError, GradientError
+from torsh_runtime.framework.models import has_hook_of_program
 from torsh_runtime.framework.trees import leaves
 
 if TYPE_CHECKING:
@@ -100,6 +101,18 @@ def used_by_any(units: Sequence[FSDPParamGroup], groups: Sequence[ProcessGroup])
     for group in groups:
         own = group.all_gather_numbers(own).max(axis=0)
     return [np.flatnonzero(own[start:end]).tolist() for start, end in pairwise(starts)]
+
+
+def check_hooks(unit: FSDPParamGroup) -> None:
+    """Raise ConfigError if a program wants gradients when they come, which are not averaged
+    then."""
+    hooked = [name for name, each in unit.named() if has_hook_of_program(each)]
+    if hooked:
+        raise ConfigError(
+            f"a hook of register_post_accumulate_grad_hook() on {hooked[0]!r} would be called "
+            f"before gradients are averaged, and find none: call what it does after the backward "
+            f"pass"
+        )
 
 
 def check_outputs(unit: FSDPParamGroup, outputs: object) -> None:

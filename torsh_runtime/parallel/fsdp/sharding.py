@@ -51,11 +51,13 @@ class Sharding:
         process_group: Any,
         asked_by: str,
         ignored: Set[int] = frozenset(),
+        reshards: bool | int | None = None,
     ) -> None:
         """Shard the model, and give all ranks rank 0's values.
 
         asked_by: the name of the class or function, for errors. ignored: id() of parameters that
-        stay as they are. Raises ConfigError on all ranks if they call it differently.
+        stay as they are. reshards: fully_shard()'s reshard_after_forward. Raises ConfigError on all
+        ranks if they call it differently.
         """
         self.model, self.config, self._framework = model, config, framework_of(model)
         over, copies = groups_of(process_group, config.sharding_strategy)
@@ -67,11 +69,15 @@ class Sharding:
         with Attempt() as attempt:
             inner = _taken_out(model)
             _check_not_within_any(model, inner)
+            reshards = reshards_of(reshards, self.group.world_size)
         there = [unit for each in inner.values() for unit in each.units]
         sharded = {id(parameter) for unit in there for parameter in unit.parameters}
         maker = UnitMaker(model, config, self._over, self._copies, self._ledger)
-        self._begin_alike(asked_by, inner, sharded, ignored, attempt, maker)
+        options = {**config.agreed(), "reshard_after_forward": reshards}
+        self._begin_alike(asked_by, options, inner, sharded, ignored, attempt, maker)
         units = maker.units(sharded | ignored)
+        for unit in units if reshards is not None else ():
+            unit.options.reshard_after_forward = reshards
         if config.mixed_precision.buffer_dtype is not None:
             cast_buffers(model, config.mixed_precision.buffer_dtype)
         self.passes: FSDPState = FSDPState(model, self.group, config, units, self._copies)
@@ -253,13 +259,14 @@ class Sharding:
     def _begin_alike(
         self,
         asked_by: str,
+        options: dict[str, object],
         inner: dict[str, Sharding],
         sharded: Set[int],
         ignored: Set[int],
         attempt: Attempt,
         maker: UnitMaker,
     ) -> None:
-        options = {**self.config.agreed(), "sharded already": ", ".join(sorted(inner))}
+        options["sharded already"] = ", ".join(sorted(inner))
         if attempt.error is None:
             with attempt:
                 others = {path: tuple(each.group.ranks) for path, each in inner.items()}
@@ -328,6 +335,18 @@ def shardings_of(model: Any) -> list[Sharding]:
 def shardings_over(group: ProcessGroup) -> list[Sharding]:
     """Return how the models of this process are sharded over the group, wherever they are held."""
     return [each for each in _LIVE if each.group is group]
+
+
+def reshards_of(given: bool | int | None, ranks: int) -> bool | int | None:
+    """Return a reshard_after_forward as True, False, None, or a number between 1 and all ranks."""
+    if given is None or isinstance(given, bool):
+        return given
+    if not isinstance(given, int) or given < 1 or ranks % given:
+        raise ConfigError(
+            f"reshard_after_forward={given!r} must be True, False, None, or a number that divides "
+            f"the {ranks} ranks to shard over"
+        )
+    return given == ranks if given in (1, ranks) else given
 
 
 def _taken_out(model: Module) -> dict[str, Sharding]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.comm.subgroups import split_group
 from torsh_runtime.framework import Values
 from torsh_runtime.framework.models import common_memory
 from torsh_runtime.layout import even_cuts
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
+from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.regions.arrays import copied
 
 
@@ -43,22 +47,8 @@ class CommonStorage(StorageStrategy):
         if self.shard is not self._own:
             self._own[...] = self.shard
 
-    def begin_unshard(self) -> None:
-        """Do nothing, because the barrier has shown that all parts are written."""
-
     def unshard(self) -> None:
         self.ledger.gathers += 1
-
-    def reshard(self) -> None:
-        """Do nothing, because there is nothing to free."""
-
-    def finish(
-        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
-    ) -> None:
-        """Do nothing, because all gradients are reduced as they come."""
-
-    def wait(self) -> None:
-        """Do nothing, because each gradient was waited for as it came."""
 
     def prepare(self) -> None:
         self._unsettled.clear()
@@ -106,66 +96,14 @@ def common_storage(stored: Stored) -> CommonStorage:
     return CommonStorage(stored, whole)
 
 
-class GatheredStorage(StorageStrategy):
-    """Gathers the flat parameter on each rank when it is needed, over any connection."""
+class StagedStorage(StorageStrategy):
+    """Puts gradients end to end before they are reduced together."""
 
     def __init__(self, stored: Stored) -> None:
         super().__init__(stored)
-        self.whole = self._make_whole()
-        self.shard = self._make_shard()
-        self._parts = self._flat.parts(self.whole)
-        self._is_here = True
-        self._is_kept = False
-        """Whether it is here only because a graph needs values. Other ranks may have freed it, so
-        that all gather it again."""
-        self._holders: int | None = None
-        """How many arrays have the memory of `whole` while nothing computes with it."""
-        self._gathering: Any = None
         self._staged: Any = None
         self._came: set[int] = set()
         self._reducing: list[tuple[Any, Any, bool, Any]] = []
-        self._count(self._whole_size, self._precision.computed)
-        self._count(self._flat.own_size, self._precision.own)
-
-    def publish(self) -> None:
-        """Do nothing, because it is gathered anew each time."""
-
-    def begin_unshard(self) -> None:
-        if self._gathering is not None or (self._is_here and not self._is_kept):
-            return
-        if not self._is_here:
-            self._allocate()
-            self._count(self._whole_size, self._precision.computed)
-        self._is_kept = False
-        self._gathering = self._begin_gather()
-        self.ledger.gathers += 1
-
-    def unshard(self) -> None:
-        self.begin_unshard()
-        if self._gathering is not None:
-            self._gathering.wait()
-            self._gathering, self._is_here = None, True
-
-    def reshard(self) -> None:
-        if self._holders is None:  # all views of it are made, and no pass has begun
-            self._holders = self._framework.holders(self.whole)
-        if self._gathering is not None:
-            self.unshard()
-        if self._is_here:
-            self._release()
-            self._give(self._whole_size, self._precision.computed)
-            self._is_here = self._is_kept = False
-
-    def reshard_early(self) -> None:
-        if self._is_here and self.is_held():
-            self._is_kept = True
-        else:
-            self.reshard()
-
-    def is_held(self) -> bool:
-        """Return whether a graph has values in the memory of `whole`: one that is retained has
-        some, and so has one that computes with detached values of a parameter."""
-        return self._holders is None or self._framework.holders(self.whole) > self._holders
 
     def prepare(self) -> None:
         self._reducing.clear()
@@ -182,13 +120,6 @@ class GatheredStorage(StorageStrategy):
         _write(self._staged_of(number), gradient.reshape(-1), is_again)
         self._came.add(number)
 
-    def finish(
-        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
-    ) -> None:
-        staged = self._taken(missing, fresh if adds else ())
-        target = self._target(adds)
-        self._reducing.append((self._reduce(target, staged), target, adds, staged))
-
     def wait(self) -> None:
         for work, target, adds, _ in self._reducing:
             work.wait()
@@ -197,8 +128,130 @@ class GatheredStorage(StorageStrategy):
             self._give(self._flat.size, self._precision.reduced)
         self._reducing.clear()
 
-    def settle(self) -> None:
-        """Do nothing, because gradients are the averages once they have been waited for."""
+    def _new_staged(self) -> Any:
+        """Return memory for all gradients on this rank, end to end."""
+        self._count(self._flat.size, self._precision.reduced)
+        return self._new(self._flat.size, self._precision.reduced)
+
+    def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
+        """Return all gradients on this rank, end to end."""
+        for number in fresh:
+            self.gradients[slice(*self._flat.span(number))] = 0
+        for number in missing:
+            self._staged_of(number)[...] = 0
+        staged, self._staged = self._staged, None
+        self._came.clear()
+        self.ledger.scatters += 1
+        return staged
+
+    def _staged_of(self, number: int) -> Any:
+        start = self._flat.starts[number]
+        return self._staged[start : start + self._flat.sizes[number]]
+
+
+_CONSECUTIVE: WeakKeyDictionary[ProcessGroup, dict[int, ProcessGroup]] = WeakKeyDictionary()
+
+
+def consecutive(group: ProcessGroup, ranks: int) -> ProcessGroup | None:
+    """Return the group of this rank among so many consecutive ranks of `group`, or None if they do
+    not divide it. All ranks call it first for the same number; models share such groups."""
+    if group.is_unmet or group.world_size % ranks or group.world_size == ranks:
+        return None
+    found = _CONSECUTIVE.setdefault(group, {})
+    if ranks not in found:
+        starts = range(0, group.world_size, ranks)
+        found[ranks] = group_of(split_group(group, [range(s, s + ranks) for s in starts]))
+    return found[ranks]
+
+
+class GatheredStorage(StagedStorage):
+    """Gathers the flat parameter on each rank when it is needed, over any connection."""
+
+    def __init__(self, stored: Stored) -> None:
+        super().__init__(stored)
+        self.whole = self._make_whole()
+        self.shard = self._make_shard()
+        self._parts = self._flat.parts(self.whole)
+        self._is_here = True
+        self._is_kept = False
+        """Whether it is here only because a graph needs values. Other ranks may have freed it, so
+        that all gather it again."""
+        self._holders: int | None = None
+        """How many arrays have the memory of `whole` while nothing computes with it."""
+        self._gathering: Any = None
+        self._divided: tuple[ProcessGroup, Any] | None = None
+        """The ranks of reshard_to(), and this rank's part among them."""
+        self._count(self._whole_size, self._precision.computed)
+        self._count(self._flat.own_size, self._precision.own)
+
+    def begin_unshard(self) -> None:
+        if self._gathering is not None or (self._is_here and not self._is_kept):
+            return
+        if not self._is_here:
+            self._allocate()
+            self._count(self._whole_size, self._precision.computed)
+        self._is_kept = False
+        self._gathering = self._begin_gather() if self._divided is None else self._gather_divided()
+        self.ledger.gathers += 1
+
+    def unshard(self) -> None:
+        self.begin_unshard()
+        if self._gathering is not None:
+            self._gathering.wait()
+            self._gathering, self._is_here = None, True
+            self._drop_divided()
+
+    def reshard(self) -> None:
+        if self._holders is None:  # all views of it are made, and no pass has begun
+            self._holders = self._framework.holders(self.whole)
+        if self._gathering is not None:
+            self.unshard()
+        if self._is_here:
+            self._release()
+            self._give(self._whole_size, self._precision.computed)
+            self._is_here = self._is_kept = False
+        self._drop_divided()
+
+    def reshard_to(self, ranks: int) -> None:
+        group = consecutive(self._group, ranks)
+        if group is None or not self._is_here:
+            self.reshard()
+            return
+        start, end = even_cuts(self._flat.size, ranks)[group.rank : group.rank + 2]
+        own = copied(self.whole[start:end])
+        self.reshard()
+        self._divided = group, own
+        self._count(end - start, self._precision.computed)
+
+    def _gather_divided(self) -> Any:
+        group, own = cast(tuple[ProcessGroup, Any], self._divided)
+        if self._flat.size % group.world_size == 0:
+            return group.all_gather_into_tensor(self.whole, own, async_op=True)
+        ends = pairwise(even_cuts(self._flat.size, group.world_size))
+        return group.all_gather([self.whole[slice(*each)] for each in ends], own, async_op=True)
+
+    def _drop_divided(self) -> None:
+        if self._divided is not None:
+            self._give(len(self._divided[1]), self._precision.computed)
+            self._divided = None
+
+    def reshard_early(self) -> None:
+        if self._is_here and self.is_held():
+            self._is_kept = True
+        else:
+            self.reshard()
+
+    def is_held(self) -> bool:
+        """Return whether a graph has values in the memory of `whole`: one that is retained has
+        some, and so has one that computes with detached values of a parameter."""
+        return self._holders is None or self._framework.holders(self.whole) > self._holders
+
+    def finish(
+        self, missing: Sequence[int], adds: bool, fresh: Sequence[int], is_over: bool
+    ) -> None:
+        staged = self._taken(missing, fresh if adds else ())
+        target = self._target(adds)
+        self._reducing.append((self._reduce(target, staged), target, adds, staged))
 
     @property
     def _whole_size(self) -> int:
@@ -234,62 +287,27 @@ class GatheredStorage(StorageStrategy):
         """Begin to make it whole from all ranks' parts, of which this rank's is `own`."""
         return self._gather_into(self.whole, own, async_op=True)
 
-    def _new_staged(self) -> Any:
-        """Return memory for all gradients on this rank, end to end."""
-        self._count(self._flat.size, self._precision.reduced)
-        return self._new(self._flat.size, self._precision.reduced)
-
     def _reduce(self, target: Any, staged: Any) -> Any:
         """Begin to average this rank's part of the gradients."""
         parts = self._flat.parts(staged)
         return self._group.reduce_scatter(target, parts, ReduceOp.AVG, async_op=True)
 
-    def _taken(self, missing: Sequence[int], fresh: Sequence[int]) -> Any:
-        """Return all gradients on this rank, end to end."""
-        for number in fresh:
-            self.gradients[slice(*self._flat.span(number))] = 0
-        for number in missing:
-            self._staged_of(number)[...] = 0
-        staged, self._staged = self._staged, None
-        self._came.clear()
-        self.ledger.scatters += 1
-        return staged
 
-    def _staged_of(self, number: int) -> Any:
-        start = self._flat.starts[number]
-        return self._staged[start : start + self._flat.sizes[number]]
-
-
-class ReplicatedStorage(GatheredStorage):
+class ReplicatedStorage(StagedStorage):
     """Keeps all of a flat parameter on every rank."""
 
     def __init__(self, stored: Stored) -> None:
-        StorageStrategy.__init__(self, stored)
+        super().__init__(stored)
         size, dtypes = self._flat.size, self._precision
         self.whole = self.shard = self._new(size, dtypes.computed)
         self._count(size, dtypes.computed)
         if dtypes.own != dtypes.computed:
             self.shard = self._new(size, dtypes.own)
             self._count(size, dtypes.own)
-        self._staged: Any = None
-        self._came: set[int] = set()
-        self._reducing: list[tuple[Any, Any, bool, Any]] = []
 
     def publish(self) -> None:
         if self.shard is not self.whole:
             self.whole[...] = self.shard
-
-    def begin_unshard(self) -> None:
-        """Do nothing, because it is whole."""
-
-    def unshard(self) -> None:
-        """Do nothing, because it is whole."""
-
-    def reshard(self) -> None:
-        """Do nothing, because it stays whole."""
-
-    def reshard_early(self) -> None:
-        """Do nothing, because it stays whole."""
 
     def full(self) -> Any:
         return copied(self.shard)

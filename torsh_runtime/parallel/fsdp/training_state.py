@@ -1,8 +1,8 @@
-"""Names what a sharded model's parameters are whole for."""
+"""Names the states of a sharded model's parameters, and what they are whole for."""
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 
 
 class TrainingState(Enum):
@@ -14,3 +14,14 @@ class TrainingState(Enum):
     """Parameters are whole since unshard(): passes neither gather nor reduce."""
     SUMMON_FULL_PARAMS = auto()
     """Parameters are whole copies in a block, in which no pass may begin."""
+
+
+class ShardedState(StrEnum):
+    """Tells where the parameters of a unit are, after torch's class of this name."""
+
+    SHARDED = "sharded"
+    """Ranks have their parts, and may be gathering the rest."""
+    GATHERED = "gathered"
+    """Whole values are here, and the parameters show this rank's part."""
+    UNSHARDED = "unsharded"
+    """Whole values are here, and the parameters show them."""

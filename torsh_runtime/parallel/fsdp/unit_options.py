@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class UnitOptions:
     """Selects how one unit takes part in forward and backward passes."""
 
-    keeps_whole: bool | None = None
-    """Tells that it stays whole from a forward pass to the backward pass. None: only if it is the
-    model's own unit."""
+    reshard_after_forward: bool | int | None = None
+    """Tells whether it is freed between a forward and the backward pass. None: unless it is the
+    model's own unit. A number of ranks keep its values meanwhile, each an equal part."""
     is_averaging: bool = True
     """Tells that its gradients are averaged, and not kept for later."""
     averages_replicas: bool = True

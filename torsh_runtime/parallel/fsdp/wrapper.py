@@ -14,6 +14,7 @@ from torsh_runtime.layout import Piece
 from torsh_runtime.mesh.mesh import DeviceMesh
 from torsh_runtime.parallel.fsdp.accounting import MemoryStats
 from torsh_runtime.parallel.fsdp.config import AutoWrapPolicy, FsdpConfig, known_fields
+from torsh_runtime.parallel.fsdp.fsdp_module import register_generation
 from torsh_runtime.parallel.fsdp.guard import WRAPPER
 from torsh_runtime.parallel.fsdp.sharding import ShardedModule, Sharding
 from torsh_runtime.parallel.layouts import OF_ONE_MODULE
@@ -82,6 +83,7 @@ class FullyShardedDataParallel(ShardedModule):
         self.module = module
         options = replace(config or FsdpConfig(), **known_fields(fields))
         self._sharding = Sharding(module, options, process_group, WRAPPER)
+        register_generation(self)
 
     if not TYPE_CHECKING:  # a checker would take any name
 
