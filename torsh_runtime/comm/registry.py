@@ -132,6 +132,11 @@ class GroupRegistry:
                 closing.callback(group.close)
         self._open.clear()
 
+    def abort(self) -> None:
+        """Abort all groups that were made."""
+        for group in tuple(self._open):
+            group.abort()
+
     def forget(self, group: ProcessGroup) -> None:
         """Forget a group that was left. No group will have its name again."""
         self.seal.forget(group.name)

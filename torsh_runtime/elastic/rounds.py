@@ -124,7 +124,7 @@ class Rounds:
         except StoreError:
             return  # the agent is gone, and this process with it
         while not left.is_set():
-            self._group.abort()
+            self._group.abort_all()
             left.wait(_ABORT_AGAIN)
 
     def _say(self, doing: str) -> None:

@@ -29,11 +29,11 @@ from torsh_runtime.elastic.shard_plan import NOTHING, Holding, ShardPlan, plan
 from torsh_runtime.elastic.versions import GRADIENTS, STATE, Version, Versions
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.framework import framework_of
-from torsh_runtime.job_group import JobGroup
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.fsdp.config import ShardingStrategy
 from torsh_runtime.parallel.fsdp.fsdp_init import has_host_memory
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
+from torsh_runtime.parallel.fsdp.node_storage import renewed_nodes_of
 from torsh_runtime.parallel.fsdp.sharding import shardings_of, shardings_over
 from torsh_runtime.parallel.layouts import layouts_by_id
 from torsh_runtime.parallel.state import Contents, Restoration
@@ -100,8 +100,9 @@ class Shards:
         """Drop what is left of passes that were broken off. All ranks call it, in their new
         round."""
         self._known.clear()
+        nodes = renewed_nodes_of(self._group)
         for passes in self._passes:
-            passes.begin_anew()
+            passes.begin_anew(nodes)
 
     def restore(self, live: Sequence[int], step: Callable[[], None]) -> None:
         """Let ranks that lack the newest state take it from memory. All ranks call it.
@@ -278,8 +279,6 @@ def problem_of_sharded(model: Any, group: ProcessGroup | None) -> str:
     """Return why a sharded model cannot be recovered; "" if it can."""
     if layouts_by_id(model):
         return "it has layouts on a mesh as well"
-    if isinstance(group, JobGroup) and group.job.env.num_nodes > 1:
-        return "it is sharded, and the job has several nodes"
     for each in shardings_of(model):
         if each.config.sharding_strategy is ShardingStrategy.HYBRID_SHARD:
             return 'its sharding_strategy is "hybrid"'

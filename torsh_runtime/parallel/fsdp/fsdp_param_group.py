@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.backends.work import Work
@@ -17,7 +17,6 @@ from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam, StorageStrategy, Stored
-from torsh_runtime.parallel.fsdp.storage import common_storage
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.replicas import Replicas
 from torsh_runtime.transitions import Machine
@@ -126,24 +125,29 @@ class FSDPParamGroup:
             yield flat, storage, slots
         memory.discard()
 
-    def begin_anew(self) -> None:
-        """Drop what is left of passes, and share memory with the ranks of its group, which is of
-        one node and was configured anew. All of them call it."""
+    def begin_anew(self, store: Callable[[Stored], StorageStrategy]) -> None:
+        """Drop what is left of passes, and store the parameters anew, as the ranks' group was
+        configured anew. All of them call it.
+
+        store: makes a storage.
+        """
         self.unwatch()
         self.void()
-        self.reshard()
+        self.show_own()  # without waiting for what its former storage may be gathering
+        self._machine.become(ShardedState.SHARDED, unit=self.name)
         self.is_lent = self._is_for_replicas = False
         if self.is_replicated:
             return
         laid, slots = [], []
         for flat, memory in self.laid:
-            storage = common_storage(Stored(self._framework, flat, memory.group, memory.ledger))
+            storage = store(Stored(self._framework, flat, memory.group, memory.ledger))
             made = self._slots_of(flat, storage)
             former = [slot for slot in self._slots if slot.memory is memory]
             for slot, other in zip(made, former, strict=True):
                 slot.take_place(other)
             memory.discard()
-            laid.append((flat, cast(StorageStrategy, storage)))
+            storage.reshard()
+            laid.append((flat, storage))
             slots += made
         self._place(laid, slots)
         self.on_gradients(self._call)

@@ -20,8 +20,8 @@ from torsh_runtime.framework.models import (
     common_memory,
 )
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
-from torsh_runtime.parallel.fsdp.fsdp_param import Stored
-from torsh_runtime.parallel.fsdp.storage import GatheredStorage
+from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
+from torsh_runtime.parallel.fsdp.storage import CommonStorage, GatheredStorage
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.regions.arrays import copied
 
@@ -155,6 +155,23 @@ class NodeStorage(GatheredStorage):
         return nodes.likes.reduce_scatter(target, averages, ReduceOp.AVG, async_op=True)
 
 
+def host_storage(stored: Stored, over: ProcessGroup, nodes: Nodes | None) -> StorageStrategy:
+    """Make a storage in the memory of CPUs, the best one for where the ranks are. All ranks call
+    it.
+
+    over: the ranks that the model is sharded over. nodes: theirs, as nodes_of() finds them.
+    """
+    flat, group = stored.flat, stored.group
+    is_met = not group.is_unmet  # or it gets memory when it has joined the others
+    if is_met and (group is over or over.is_in_node):  # for all meet, or none
+        whole = common_memory(flat.parameters[0], flat.size, group, flat.precision.computed)
+        if whole is not None:
+            return CommonStorage(stored, whole)
+    if nodes is not None and group is over:
+        return NodeStorage(stored, nodes)
+    return GatheredStorage(stored)
+
+
 _NODES: WeakKeyDictionary[ProcessGroup, Nodes | None] = WeakKeyDictionary()
 
 
@@ -164,6 +181,18 @@ def nodes_of(group: ProcessGroup) -> Nodes | None:
     if group not in _NODES:
         _NODES[group] = _found_nodes(group)
     return _NODES[group]
+
+
+def renewed_nodes_of(group: ProcessGroup) -> Nodes | None:
+    """Return the nodes of a group that was configured anew, with groups of their own made anew."""
+    _NODES.pop(group, None)
+    return nodes_of(group)
+
+
+def groups_of_nodes(group: ProcessGroup) -> int:
+    """Return how many groups nodes_of() has made of this one for models that are sharded."""
+    nodes = _NODES.get(group)
+    return 0 if nodes is None else len([nodes.here, nodes.likes])
 
 
 def _found_nodes(group: ProcessGroup) -> Nodes | None:
