@@ -31,9 +31,7 @@ class Outcome(NamedTuple):
 
 def outcome(outputs: Iterable[str]) -> Outcome:
     out = "\n".join(outputs)
-    return Outcome(
-        frozenset(STEP.findall(out)), frozenset(END.findall(out)), [*START.findall(out)]
-    )
+    return Outcome(frozenset(STEP.findall(out)), frozenset(END.findall(out)), [*START.findall(out)])
 
 
 def run(torshrun: Launcher, options: Sequence[str], *argv: str) -> tuple[Outcome, list[str]]:

@@ -15,8 +15,10 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from torsh_runtime.arrays.raw import copy_in
+from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.elastic.batches import Batches
+from torsh_runtime.elastic.healing import whole_contents
 from torsh_runtime.elastic.sampler import ElasticSampler
 from torsh_runtime.elastic.shards import (
     Buffers,
@@ -125,10 +127,17 @@ class Parts:
             optimizers = {n: each for n, each in self._sharded.items() if is_optimizer(each)}
             self.shards = Shards(models, optimizers, self._group)
 
-    def begin(self, number: int) -> None:
-        """Protect the state with which all ranks begin. All ranks call it."""
+    def begin(self) -> int:
+        """Protect the state with which all ranks begin, and return the number of the next step.
+        All ranks call it. Sharded parts, and all others with them, take the newest state in the
+        nodes' memories, if all workers were started again."""
+        return 0 if self.shards is None else self.shards.begin(self.alike, self.step)
+
+    def protect_alike(self, number: int) -> None:
+        """Protect what all ranks have alike before step `number`, beside sharded parts."""
         if self.shards is not None:
-            self.shards.begin(number)
+            ranks = Ranks(self._group)
+            self.shards.keep_alike(number, lambda: whole_contents(self.alike, ranks))
 
     def begin_to_protect(self, number: int) -> None:
         """Begin to protect the state before step `number`, which is the present one."""

@@ -24,9 +24,11 @@ from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.contract import COMMIT_MEMORY
-from torsh_runtime.elastic.memory import TURNS, CommitMemory
-from torsh_runtime.elastic.shard_plan import NOTHING, Holding, ShardPlan, plan
-from torsh_runtime.elastic.versions import GRADIENTS, STATE, Version, Versions
+from torsh_runtime.elastic.memory import CommitMemory
+from torsh_runtime.elastic.neighbours import Neighbours, ring
+from torsh_runtime.elastic.offers import Offers
+from torsh_runtime.elastic.shard_plan import NOTHING, ShardPlan, newest_in_memory, plan
+from torsh_runtime.elastic.versions import ALIKE, GRADIENTS, STATE, Key, Version, Versions
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import Piece, ShardedTensor
@@ -66,21 +68,59 @@ class Shards:
         self._parts = {**models, **optimizers}
         self._passes = passes_of(models.values())
         self._versions = Versions(memory, group.rank, group.world_size)
+        self._memory = memory
         self._kept: int = NOTHING
+        """The step before which this rank's state is kept, or is being kept."""
+        self._sent = self._alike = NOTHING
+        """The same of its copy on the next node, and of what all ranks have alike."""
+        self._keeps_alike = False
 
-    def begin(self, number: int) -> None:
-        """Keep the state before the first step, which all ranks have then."""
-        self._versions.clear()
-        self._versions.keep(STATE, number, self._contents())
-        self._kept = number
+    def begin(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
+        """Take the newest state that the nodes' memories have, of an earlier start of the job, or
+        else the present one. Keep it, and return the number of the step before which it is.
+
+        alike: the parts that all ranks have alike. step: as restore() has it.
+        """
+        number = max(self._resume(alike, step), 0)
+        self._connect()
+        self._versions.begin(STATE, number, self._contents())
+        self._versions.wait()
+        self._kept = self._sent = number
         self._group.barrier()
+        return number
+
+    def _resume(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
+        everybody = range(self._group.world_size)
+        kept = self._versions.found(everybody)
+        offers = Offers(Ranks(self._group), kept)
+        holdings = offers.holdings([NOTHING] * len(everybody))
+        number = newest_in_memory(holdings, offers.numbers(ALIKE))
+        if number == NOTHING:
+            self._versions.clear()
+            return number
+        self._versions.drop(each for each in kept if each.number > number)
+        self._take(plan(holdings, number), offers, step)
+        version = offers.fetch(dict.fromkeys(everybody, offers.alike(number)))
+        with Attempt() as attempt:  # the program's own load_state_dict() may raise anything
+            assert version is not None
+            self._load(alike, version)
+        agree(self._group, "elastic.join()", problem=attempt.error)
+        return number
+
+    def keep_alike(self, number: int, alike: Callable[[], Contents]) -> None:
+        """Keep what all ranks have alike before this step, once on each node."""
+        if self._keeps_alike and self._alike != number:
+            self._versions.keep(ALIKE, number, alike())
+            self._alike = number
 
     def begin_to_keep(self, number: int) -> None:
-        """Begin to keep the present state, unless it is kept."""
-        if self._kept != number:
-            self._versions.wait()
+        """Begin to keep the present state, unless it is kept, and copied to the next node."""
+        if self._kept == self._sent == number:
+            return
+        self._versions.wait()
+        if self._kept != number or not self._versions.begin_to_send(STATE, number):
             self._versions.begin(STATE, number, self._contents())
-            self._kept = number
+        self._kept = self._sent = number
 
     def prepare_commit(self, number: int) -> None:
         """Keep what leads to the state after this step. Raises CheckpointError if memory is too
@@ -100,6 +140,7 @@ class Shards:
         """Drop what is left of passes that were broken off. All ranks call it, in their new
         round."""
         self._known.clear()
+        self._connect()
         nodes = renewed_nodes_of(self._group)
         for passes in self._passes:
             passes.begin_anew(nodes)
@@ -114,46 +155,54 @@ class Shards:
         Raises:
             CheckpointError: On all ranks if a shard is nowhere whole.
         """
-        rank, number = self._group.rank, max(live)
-        states, gradients = dict[int, Version](), dict[int, Version]()
-        if live[rank] != number:
-            self._versions.wait()
-            states, gradients = self._versions.read(STATE), self._versions.read(GRADIENTS)
-        found = self._plan(live, states, gradients)
-        for kind, kept in ((STATE, states), (GRADIENTS, gradients)):
-            for newer in (each for each in kept if each > number):
-                self._versions.drop(kind, newer)  # that step is repeated, maybe with other values
-        with Attempt() as attempt:
-            if rank in found.loading:
-                self._load(states[number])
-                self._kept = number
-            elif rank in found.stepping:
-                self._load(states[number - 1])
-                self._step(gradients[number - 1], step)
-        agree(self._group, "elastic.join()", problem=attempt.error)
-
-    def _plan(
-        self, live: Sequence[int], states: Mapping[int, Any], gradients: Mapping[int, Any]
-    ) -> ShardPlan:
-        own = np.full((2, TURNS), NOTHING, np.int64)
-        for row, kept in zip(own, (states, gradients), strict=True):
-            row[: len(kept)] = [*kept]
-        told = self._group.all_gather_numbers(own.reshape(-1)).tolist()
-        found = plan(
-            [
-                Holding(number, tuple(row[:TURNS]), tuple(row[TURNS:]))
-                for number, row in zip(live, told, strict=True)
-            ]
-        )
+        number = max(live)
+        kept = self._versions.found([r for r, each in enumerate(live) if each != number])
+        offers = Offers(Ranks(self._group), kept)
+        found = plan(offers.holdings(live))
         if found.lost:
             raise CheckpointError(
                 f"the shards of rank(s) {', '.join(map(str, found.lost))} are whole in no memory: "
                 f"start the job again from a checkpoint"
             )
-        return found
+        # Their step is repeated, maybe with other values.
+        self._versions.drop(each for each in kept if each.number > number)
+        self._take(found, offers, step)
 
-    def _load(self, version: Version) -> None:
-        restoration = Restoration(self._parts, version, Ranks(self._group))
+    def _take(self, found: ShardPlan, offers: Offers, step: Callable[[], None]) -> None:
+        """Let the ranks that are not live have the state, from memory."""
+        number = found.number
+        needs = {rank: Key(STATE, rank, number) for rank in found.loading}
+        needs |= {rank: Key(STATE, rank, number - 1) for rank in found.stepping}
+        last = {rank: Key(GRADIENTS, rank, number - 1) for rank in found.stepping}
+        with Attempt() as attempt:
+            state = offers.fetch(needs)
+        with attempt:
+            gradients = offers.fetch(last)
+            if state is not None:
+                self._load(self._parts, state)
+            if gradients is not None:
+                self._step(gradients, step)
+            elif state is not None:
+                self._kept = number
+        agree(self._group, "elastic.join()", problem=attempt.error)
+
+    def _connect(self) -> None:
+        """Prepare to copy to the next node, if there is one. All ranks call it."""
+        nodes = self._group.all_gather_numbers(np.array([_node()], np.int64))[:, 0].tolist()
+        self._keeps_alike = nodes.index(_node()) == self._group.rank
+        self._sent, self._alike = NOTHING, NOTHING
+        found, ranks = ring(nodes, self._group.rank), Ranks(self._group)
+        self._versions.copy_to({})
+        if found is not None:
+            self._versions.copy_to(
+                {
+                    GRADIENTS: Neighbours(ranks, self._memory, *found),
+                    STATE: Neighbours(ranks.apart(), self._memory, *found),
+                }
+            )
+
+    def _load(self, parts: Mapping[str, Any], version: Version) -> None:
+        restoration = Restoration(parts, version, Ranks(self._group))
         for name, target in restoration.reads:
             version.read(name, target)
         restoration.finish()
@@ -189,6 +238,10 @@ class Shards:
             parameters = (each for group in optimizer.param_groups for each in group["params"])
             for number, parameter in enumerate(parameters):
                 yield f"{name}/{number}", parameter
+
+
+def _node() -> int:
+    return int(os.environ.get("GROUP_RANK", "0"))
 
 
 def passes_of(models: Iterable[Any]) -> list[FSDPState]:
