@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -66,3 +67,42 @@ def test_workers_of_all_nodes_go_on_with_the_same_bits(torshrun: Launcher, way: 
     assert found.totals == expected.totals, outputs
     starts = [rank for rank, _, step in found.starts if step != "0"]
     assert sorted(starts) == sorted([*victims, victims[2]]), outputs
+
+
+def test_when_a_node_is_lost_a_new_one_has_its_shards_from_the_next_node(
+    torshrun: Launcher,
+) -> None:
+    expected, _ = run(torshrun, ("--nproc-per-node=2",), "nn-fsdp", "60")
+    torshrun.environ |= {"PAUSE": "0.05"}
+    with Job.over_tcp(torshrun, "2", MOST, "--nproc-per-node=2") as job:
+        for _ in range(2):
+            job.start(SCRIPT, "nn-fsdp", "60").wait_for("waiting|round")
+        job.nodes[1].wait_for("step 9 ")
+        job.start(SCRIPT, "nn-fsdp", "60")
+        job.nodes[1].send(signal.SIGKILL)
+        ends = [job.nodes[number].end(100) for number in (0, 2)]
+        job.nodes[1].close()
+        outputs = [each.output for each in job.nodes]
+    assert [code for code, _ in ends] == [0, 0], outputs
+    found = outcome(outputs)
+    assert found.steps <= expected.steps, outputs
+    assert found.totals == expected.totals, outputs
+    again = [int(step) for _, _, step in found.starts if step != "0"]
+    newest = max(int(each.split()[1]) for each in STEP.findall(outputs[1]))
+    assert len(again) == 4, outputs
+    assert again[0] >= newest, outputs
+
+
+def test_when_all_workers_are_lost_they_resume_from_memory(torshrun: Launcher) -> None:
+    launch = ("--nproc-per-node=3", "--max-restarts=2", SCRIPT, "nn-fsdp", "12")
+    code, out, err = torshrun.run(*launch)
+    assert code == 0, err
+    expected = outcome([out])
+    code, out, err = torshrun.run(*launch, "kill:half:5:0,1,2", "kill:before:9:0,1,2")
+    assert code == 0, err
+    found = outcome([out])
+    assert found.totals == expected.totals, out
+    assert found.steps <= expected.steps
+    starts = [step for _, _, step in found.starts]
+    assert starts == ["0"] * 3 + [starts[3]] * 3 + ["9"] * 3, out
+    assert starts[3] in ("5", "6"), out
