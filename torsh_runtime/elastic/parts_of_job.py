@@ -25,14 +25,16 @@ from torsh_runtime.elastic.shards import (
     Options,
     Shards,
     bytes_of,
+    check_one_kind,
     forgotten,
     give_options,
+    is_sharded,
     options_of,
     problem_of_sharded,
     problem_of_stepping,
     sharded_in,
 )
-from torsh_runtime.elastic.torchs import problem_of_torchs
+from torsh_runtime.elastic.torchs import forgotten_of_torchs, problem_of_torchs
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.agreement import send_from
@@ -66,13 +68,15 @@ class Parts:
     def __init__(self, named: Mapping[str, Any], group: ProcessGroup | None) -> None:
         """Sort the parts. Raises ConfigError for one that cannot be recovered, by name."""
         self.named, self._group = dict(named), group
-        self.is_sharded = any(is_model(each) and shardings_of(each) for each in named.values())
+        self.is_sharded = any(is_model(each) and is_sharded(each) for each in named.values())
         for name, part in named.items():
             if problem := _problem(part, group, self.is_sharded):
                 raise ConfigError(f"tr.elastic.join() cannot recover {name!r}: {problem}")
         self._models = [each for each in named.values() if is_model(each)]
         self._optimizers = [each for each in named.values() if is_optimizer(each)]
-        if (model := forgotten(self._models, group)) is not None:
+        check_one_kind(self._models)
+        left = forgotten(self._models, group)
+        if (model := forgotten_of_torchs(self._models) if left is None else left) is not None:
             raise ConfigError(
                 f"tr.elastic.join() was not given a {type(model).__name__} that is sharded, and a "
                 f"replacement would have no part of it: pass it, too, under a name of its own"

@@ -12,13 +12,12 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.arrays.raw import copy_in, copy_out, dtype_name
-from torsh_runtime.arrays.raw import framework_of as array_framework
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.comm.agreement import Attempt, agree
@@ -27,25 +26,46 @@ from torsh_runtime.contract import COMMIT_MEMORY
 from torsh_runtime.elastic.memory import CommitMemory
 from torsh_runtime.elastic.neighbours import Neighbours, ring
 from torsh_runtime.elastic.offers import Offers
+from torsh_runtime.elastic.own_shards import OwnShards, load, passes_of
 from torsh_runtime.elastic.shard_plan import NOTHING, ShardPlan, newest_in_memory, plan
+from torsh_runtime.elastic.torchs import is_torchs, torchs_shards
 from torsh_runtime.elastic.versions import ALIKE, GRADIENTS, STATE, Key, Version, Versions
 from torsh_runtime.errors import CheckpointError, ConfigError
-from torsh_runtime.framework import framework_of
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.fsdp.config import ShardingStrategy
 from torsh_runtime.parallel.fsdp.fsdp_init import has_host_memory
-from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
-from torsh_runtime.parallel.fsdp.node_storage import renewed_nodes_of
 from torsh_runtime.parallel.fsdp.sharding import shardings_of, shardings_over
 from torsh_runtime.parallel.layouts import layouts_by_id
-from torsh_runtime.parallel.state import Contents, Restoration
-from torsh_runtime.parallel.state.contents import read_whole
-from torsh_runtime.parallel.state.models import ModelState, is_model
-from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
+from torsh_runtime.parallel.state import Contents
+from torsh_runtime.parallel.state.models import is_model
+from torsh_runtime.parallel.state.optimizers import is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
 
 Bytes = NDArray[np.uint8]
 _OPTIONS = "options"
+
+
+class Protected(Protocol):
+    """Gives access to this rank's part of models that are sharded, and of their optimizers."""
+
+    def contents(self) -> Contents:
+        """Return the present state."""
+
+    def load(self, version: Version) -> None:
+        """Take the state that a version has. Raises CheckpointError if it does not fit."""
+
+    def gradient(self, parameter: Any) -> Any:
+        """Return the values of this rank's part of a gradient; None if there is none."""
+
+    def read_gradient(self, parameter: Any, version: Version, name: str) -> None:
+        """Give a parameter the gradient that a version has."""
+
+    def note_flags(self) -> None:
+        """Remember the flags with which a step begins."""
+
+    def begin_anew(self) -> None:
+        """Drop what is left of passes that were broken off. All ranks call it, in their new
+        round."""
 
 
 class Shards:
@@ -62,11 +82,9 @@ class Shards:
                 f"unset: leave it as torshrun sets it"
             )
         memory.claim("tr.elastic.join()")
-        self._group, self._models, self._optimizers = group, models, optimizers
-        self._known: list[ModelState] = []
-        """What was found of the models, which holds as long as their parameters stay in place."""
-        self._parts = {**models, **optimizers}
-        self._passes = passes_of(models.values())
+        self._group, self._optimizers = group, optimizers
+        torchs = torchs_shards(models, optimizers)
+        self._protected: Protected = torchs or OwnShards(models, optimizers, group)
         self._versions = Versions(memory, group.rank, group.world_size)
         self._memory = memory
         self._kept: int = NOTHING
@@ -83,7 +101,7 @@ class Shards:
         """
         number = max(self._resume(alike, step), 0)
         self._connect()
-        self._versions.begin(STATE, number, self._contents())
+        self._versions.begin(STATE, number, self._protected.contents())
         self._versions.wait()
         self._kept = self._sent = number
         self._group.barrier()
@@ -103,12 +121,13 @@ class Shards:
         version = offers.fetch(dict.fromkeys(everybody, offers.alike(number)))
         with Attempt() as attempt:  # the program's own load_state_dict() may raise anything
             assert version is not None
-            self._load(alike, version)
+            load(alike, version, self._group)
         agree(self._group, "elastic.join()", problem=attempt.error)
         return number
 
     def keep_alike(self, number: int, alike: Callable[[], Contents]) -> None:
         """Keep what all ranks have alike before this step, once on each node."""
+        self._protected.note_flags()
         if self._keeps_alike and self._alike != number:
             self._versions.keep(ALIKE, number, alike())
             self._alike = number
@@ -119,7 +138,7 @@ class Shards:
             return
         self._versions.wait()
         if self._kept != number or not self._versions.begin_to_send(STATE, number):
-            self._versions.begin(STATE, number, self._contents())
+            self._versions.begin(STATE, number, self._protected.contents())
         self._kept = self._sent = number
 
     def prepare_commit(self, number: int) -> None:
@@ -128,8 +147,8 @@ class Shards:
         self._versions.wait()
         contents = Contents()
         for name, parameter in self._trained():
-            if parameter.grad is not None:
-                values = parameter.grad.data
+            values = self._protected.gradient(parameter)
+            if values is not None:
                 whole = Piece.whole(tuple(values.shape))
                 contents.tensors[name] = ShardedTensor(values, whole)
         options = [options_of(each) for each in self._optimizers.values()]
@@ -139,11 +158,8 @@ class Shards:
     def begin_anew(self) -> None:
         """Drop what is left of passes that were broken off. All ranks call it, in their new
         round."""
-        self._known.clear()
         self._connect()
-        nodes = renewed_nodes_of(self._group)
-        for passes in self._passes:
-            passes.begin_anew(nodes)
+        self._protected.begin_anew()
 
     def restore(self, live: Sequence[int], step: Callable[[], None]) -> None:
         """Let ranks that lack the newest state take it from memory. All ranks call it.
@@ -179,7 +195,7 @@ class Shards:
         with attempt:
             gradients = offers.fetch(last)
             if state is not None:
-                self._load(self._parts, state)
+                self._protected.load(state)
             if gradients is not None:
                 self._step(gradients, step)
             elif state is not None:
@@ -201,36 +217,16 @@ class Shards:
                 }
             )
 
-    def _load(self, parts: Mapping[str, Any], version: Version) -> None:
-        restoration = Restoration(parts, version, Ranks(self._group))
-        for name, target in restoration.reads:
-            version.read(name, target)
-        restoration.finish()
-
     def _step(self, gradients: Version, step: Callable[[], None]) -> None:
         """Let the optimizers step with these gradients, as they did or were about to."""
         for name, parameter in self._trained():
             parameter.grad = None
             if name in gradients.manifest.tensors:
-                framework = framework_of(parameter)
-                values = read_whole(gradients, name, array_framework(parameter.data))
-                framework.set_gradient(parameter, values)
+                self._protected.read_gradient(parameter, gradients, name)
         options = decode(gradients.values[_OPTIONS], None, gradients)
         for optimizer, given in zip(self._optimizers.values(), options, strict=True):
             give_options(optimizer, given)
         step()
-
-    def _contents(self) -> Contents:
-        """Return the present state, as contents_of() does, without looking at models anew."""
-        if not (self._known and all(each.is_in_place for each in self._known)):
-            self._known = [ModelState(name, each) for name, each in self._models.items()]
-        contents = Contents()
-        for each in self._known:
-            each.keep(contents)
-        pieces = {key: piece for each in self._known for key, piece in each.pieces.items()}
-        for name, optimizer in self._optimizers.items():
-            OptimizerState(name, optimizer, pieces).keep(contents)
-        return contents
 
     def _trained(self) -> Iterator[tuple[str, Any]]:
         """Yield the optimizers' parameters, each with the name of its gradient."""
@@ -244,12 +240,6 @@ def _node() -> int:
     return int(os.environ.get("GROUP_RANK", "0"))
 
 
-def passes_of(models: Iterable[Any]) -> list[FSDPState]:
-    """Return the passes of models that are sharded, in the same order on all ranks."""
-    found = (each.outermost for model in models for each in shardings_of(model))
-    return [*dict.fromkeys(found)]
-
-
 def sharded_in(named: Mapping[str, Any]) -> dict[str, Any]:
     """Return the models of which ranks have parts and their optimizers, by name.
 
@@ -258,7 +248,7 @@ def sharded_in(named: Mapping[str, Any]) -> dict[str, Any]:
     """
     models = {name: each for name, each in named.items() if is_model(each)}
     optimizers = {name: each for name, each in named.items() if is_optimizer(each)}
-    found = {name: each for name, each in models.items() if shardings_of(each)}
+    found = {name: each for name, each in models.items() if is_sharded(each)}
     size = -1
     while len(found) != size:
         size = len(found)
@@ -269,6 +259,21 @@ def sharded_in(named: Mapping[str, Any]) -> dict[str, Any]:
             if found.keys() & of_it.keys():
                 found |= {**of_it, name: optimizer}
     return found
+
+
+def is_sharded(model: Any) -> bool:
+    """Return whether ranks have parts of this model, by this library or by torch."""
+    return bool(shardings_of(model)) or is_torchs(model)
+
+
+def check_one_kind(models: Iterable[Any]) -> None:
+    """Raise ConfigError if models are sharded by this library, and others by torch."""
+    kinds = {is_torchs(each) for each in models if is_sharded(each)}
+    if len(kinds) > 1:
+        raise ConfigError(
+            "tr.elastic.join() was given models that tr has sharded, and others that torch's "
+            "fully_shard() has: use one of the two for all"
+        )
 
 
 def _ids(model: Any) -> set[int]:
