@@ -49,6 +49,7 @@ APART = "--pid-namespace"
 """Has the workers of each agent count as those of a host of their own."""
 WAYS = {
     "memory in common on each node": ("nn-fsdp", (APART, "--nproc-per-node=2"), "2301"),
+    "in hybrid": ("nn-hybrid", (APART, "--nproc-per-node=2"), "0312"),
     "gathered over nodes": ("nn-mixed", (APART, "--nproc-per-node=1"), "1010"),
     "memory in common on one host": ("torch-fully_shard", ("--nproc-per-node=2",), "3120"),
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from torsh_runtime.backends.base import Backend, BackendKind
+from torsh_runtime.backends.base import Backend, BackendKind, BackendType
 from torsh_runtime.backends.reconfiguration import Attempt
 from torsh_runtime.comm.authenticated_pickle import AuthenticatedPickle
 from torsh_runtime.comm.group import ProcessGroup
@@ -110,6 +110,19 @@ class GroupRegistry:
         group = ProcessGroup(backend, timeout, ranks, name, self)
         self._open.append(group)
         return group
+
+    def renew(self, group: ProcessGroup, parent: str) -> None:
+        """Connect the ranks of a group anew that another registry has made, and keep the object.
+
+        All of its members call it, as they call group().
+        """
+        self.check_open()
+        name = self.name(parent, group.ranks)
+        kind = BackendType.NATIVE
+        rank = group.ranks.index(self.rank)
+        backend = self._connect(kind, name, rank, group.ranks, group.timeout)
+        group.renew(backend, name, self)
+        self._open.append(group)
 
     @property
     def is_closed(self) -> bool:

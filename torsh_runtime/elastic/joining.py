@@ -119,7 +119,7 @@ def _check_group(group: ProcessGroup | None) -> None:
             f"the backend is {group.backend}, and join() recovers groups of backend native: leave "
             f"backend= out, or use tr.elastic.State"
         )
-    made = group.session.count - groups_of_nodes(group)
+    made = group.session.count - len(groups_of_nodes(group))
     if job.turn != 1 or (made and not group.is_unmet):
         raise ConfigError(
             "groups were made of the default group, or that was made anew, and join() recovers "

@@ -20,23 +20,30 @@ class Offers:
     """Represents what all ranks have found in their slots. All make the same calls in the same
     order."""
 
-    def __init__(self, ranks: Ranks, own: Mapping[Key, Version]) -> None:
-        """Tell the others what this rank has found, and hear what they have."""
-        self._ranks, self._own = ranks, own
+    def __init__(self, ranks: Ranks, own: Mapping[Key, Version], places: Sequence[int]) -> None:
+        """Tell the others what this rank has found, and hear what they have.
+
+        places: for each rank a number that it has in common with those that have the same parts.
+        """
+        self._ranks, self._own, self._places = ranks, own, places
         row = np.full((SLOTS, len(Key._fields)), NOTHING, np.int64)
         row[: len(own)] = [*own] or row[:0]
         told = np.array(ranks.numbers(row.reshape(-1).tolist())).reshape(-1, *row.shape)
         self._by_rank = [
             {Key(*each) for each in rows if each[0] != NOTHING} for rows in told.tolist()
         ]
+        self._every = set[Key]().union(*self._by_rank)
 
-    def numbers(self, kind: int, owner: int | None = None) -> tuple[int, ...]:
-        """Return the numbers of what there is of a kind, of one owner or of all."""
-        every = set[Key]().union(*self._by_rank)
-        found = {each.number for each in every if each.kind == kind}
-        if owner is not None:
-            found = {each.number for each in every if each[:2] == (kind, owner)}
-        return tuple(sorted(found))
+    def numbers(self, kind: int, rank: int | None = None) -> tuple[int, ...]:
+        """Return the numbers of what there is of a kind, of all ranks or for one of them."""
+        found = (each for each in self._every if each.kind == kind)
+        return tuple(sorted({each.number for each in found if self._is_for(rank, each)}))
+
+    def key(self, kind: int, rank: int, number: int) -> Key:
+        """Return what a rank takes: its own, if that is there."""
+        found = [each for each in self._every if (each.kind, each.number) == (kind, number)]
+        fit = [each for each in found if self._is_for(rank, each)]
+        return min(fit, key=lambda each: (each.owner != rank, each))
 
     def holdings(self, live: Iterable[int]) -> list[Holding]:
         """Return what there is of each rank. live: the states that the processes have whole."""
@@ -63,8 +70,10 @@ class Offers:
 
     def alike(self, number: int) -> Key:
         """Return what there is of the parts that all ranks have alike, before this step."""
-        every = set[Key]().union(*self._by_rank)
-        return min(each for each in every if (each.kind, each.number) == (ALIKE, number))
+        return min(each for each in self._every if (each.kind, each.number) == (ALIKE, number))
+
+    def _is_for(self, rank: int | None, key: Key) -> bool:
+        return rank is None or self._places[key.owner] == self._places[rank]
 
     def _source(self, rank: int, key: Key) -> int:
         """Return the rank that gives it: the one that needs it, if it has it in its own memory."""

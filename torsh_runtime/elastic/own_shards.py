@@ -12,7 +12,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.elastic.versions import Version
 from torsh_runtime.framework import framework_of
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
-from torsh_runtime.parallel.fsdp.node_storage import renewed_nodes_of
+from torsh_runtime.parallel.fsdp.node_storage import renew_by_node, renewed_nodes_of
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.state import Contents, Restoration
 from torsh_runtime.parallel.state.contents import read_whole
@@ -65,9 +65,18 @@ class OwnShards:
         """Drop what is left of passes that were broken off. All ranks call it, in their new
         round."""
         self._known.clear()
-        nodes = renewed_nodes_of(self._group)
+        renew_by_node(self._group)
+        groups = dict.fromkeys(each.group for each in self._passes)
+        nodes = {each: renewed_nodes_of(each) for each in groups}
         for passes in self._passes:
-            passes.begin_anew(nodes)
+            passes.begin_anew(nodes[passes.group])
+
+    @property
+    def place(self) -> int:
+        """Return a number that ranks have in common which have the same parts of all models."""
+        groups = {each.group for each in self._passes}
+        (group, *others) = groups
+        return self._group.rank if others or group is self._group else group.rank
 
 
 def load(parts: Mapping[str, Any], version: Version, group: ProcessGroup) -> None:

@@ -29,11 +29,12 @@ from torsh_runtime.elastic.offers import Offers
 from torsh_runtime.elastic.own_shards import OwnShards, load, passes_of
 from torsh_runtime.elastic.shard_plan import NOTHING, ShardPlan, newest_in_memory, plan
 from torsh_runtime.elastic.torchs import is_torchs, torchs_shards
-from torsh_runtime.elastic.versions import ALIKE, GRADIENTS, STATE, Key, Version, Versions
+from torsh_runtime.elastic.versions import ALIKE, GRADIENTS, STATE, Version, Versions
 from torsh_runtime.errors import CheckpointError, ConfigError
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.fsdp.config import ShardingStrategy
 from torsh_runtime.parallel.fsdp.fsdp_init import has_host_memory
+from torsh_runtime.parallel.fsdp.node_storage import groups_of_nodes, is_by_agents
 from torsh_runtime.parallel.fsdp.sharding import shardings_of, shardings_over
 from torsh_runtime.parallel.layouts import layouts_by_id
 from torsh_runtime.parallel.state import Contents
@@ -47,6 +48,10 @@ _OPTIONS = "options"
 
 class Protected(Protocol):
     """Gives access to this rank's part of models that are sharded, and of their optimizers."""
+
+    @property
+    def place(self) -> int:
+        """Return a number that ranks have in common which have the same parts of all models."""
 
     def contents(self) -> Contents:
         """Return the present state."""
@@ -92,6 +97,8 @@ class Shards:
         self._sent = self._alike = NOTHING
         """The same of its copy on the next node, and of what all ranks have alike."""
         self._keeps_alike = False
+        self._places = [*range(group.world_size)]
+        """For each rank a number that it has in common with those that have the same parts."""
 
     def begin(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
         """Take the newest state that the nodes' memories have, of an earlier start of the job, or
@@ -99,8 +106,8 @@ class Shards:
 
         alike: the parts that all ranks have alike. step: as restore() has it.
         """
-        number = max(self._resume(alike, step), 0)
         self._connect()
+        number = max(self._resume(alike, step), 0)
         self._versions.begin(STATE, number, self._protected.contents())
         self._versions.wait()
         self._kept = self._sent = number
@@ -110,7 +117,7 @@ class Shards:
     def _resume(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
         everybody = range(self._group.world_size)
         kept = self._versions.found(everybody)
-        offers = Offers(Ranks(self._group), kept)
+        offers = Offers(Ranks(self._group), kept, self._places)
         holdings = offers.holdings([NOTHING] * len(everybody))
         number = newest_in_memory(holdings, offers.numbers(ALIKE))
         if number == NOTHING:
@@ -172,8 +179,9 @@ class Shards:
             CheckpointError: On all ranks if a shard is nowhere whole.
         """
         number = max(live)
-        kept = self._versions.found([r for r, each in enumerate(live) if each != number])
-        offers = Offers(Ranks(self._group), kept)
+        lost = {place for place, each in zip(self._places, live, strict=True) if each != number}
+        kept = self._versions.found([r for r, each in enumerate(self._places) if each in lost])
+        offers = Offers(Ranks(self._group), kept, self._places)
         found = plan(offers.holdings(live))
         if found.lost:
             raise CheckpointError(
@@ -187,9 +195,9 @@ class Shards:
     def _take(self, found: ShardPlan, offers: Offers, step: Callable[[], None]) -> None:
         """Let the ranks that are not live have the state, from memory."""
         number = found.number
-        needs = {rank: Key(STATE, rank, number) for rank in found.loading}
-        needs |= {rank: Key(STATE, rank, number - 1) for rank in found.stepping}
-        last = {rank: Key(GRADIENTS, rank, number - 1) for rank in found.stepping}
+        needs = {rank: offers.key(STATE, rank, number) for rank in found.loading}
+        needs |= {rank: offers.key(STATE, rank, number - 1) for rank in found.stepping}
+        last = {rank: offers.key(GRADIENTS, rank, number - 1) for rank in found.stepping}
         with Attempt() as attempt:
             state = offers.fetch(needs)
         with attempt:
@@ -203,13 +211,16 @@ class Shards:
         agree(self._group, "elastic.join()", problem=attempt.error)
 
     def _connect(self) -> None:
-        """Prepare to copy to the next node, if there is one. All ranks call it."""
-        nodes = self._group.all_gather_numbers(np.array([_node()], np.int64))[:, 0].tolist()
+        """Prepare to copy to the next node, if there is one, and other nodes do not have the same
+        parts anyway. All ranks call it."""
+        own = np.array([_node(), self._protected.place], np.int64)
+        nodes, self._places = self._group.all_gather_numbers(own).T.tolist()
         self._keeps_alike = nodes.index(_node()) == self._group.rank
         self._sent, self._alike = NOTHING, NOTHING
         found, ranks = ring(nodes, self._group.rank), Ranks(self._group)
+        has_twins = len({*self._places}) < len(self._places)
         self._versions.copy_to({})
-        if found is not None:
+        if found is not None and not has_twins:
             self._versions.copy_to(
                 {
                     GRADIENTS: Neighbours(ranks, self._memory, *found),
@@ -338,9 +349,13 @@ def problem_of_sharded(model: Any, group: ProcessGroup | None) -> str:
     if layouts_by_id(model):
         return "it has layouts on a mesh as well"
     for each in shardings_of(model):
-        if each.config.sharding_strategy is ShardingStrategy.HYBRID_SHARD:
-            return 'its sharding_strategy is "hybrid"'
-        if each.group is not group:
+        is_hybrid = each.config.sharding_strategy is ShardingStrategy.HYBRID_SHARD
+        if is_hybrid and group is not None and not is_by_agents(group, each.group):
+            return (
+                'its sharding_strategy is "hybrid", over other groups than the ranks of each agent '
+                "of torshrun: leave process_group and mesh out, and start one agent on each host"
+            )
+        if not is_hybrid and each.group is not group:
             return "it is not sharded over the default group: leave process_group and mesh out"
         if each.config.offloads or each.config.activation_offload:
             return "it is offloaded to the memory of the CPU: leave that out"
@@ -357,7 +372,8 @@ def forgotten(models: Iterable[Any], group: ProcessGroup | None) -> Any:
     known = passes_of(models)
 
     def found() -> Any:
-        live = [] if group is None else shardings_over(group)
+        groups = [] if group is None else [group, *groups_of_nodes(group)]
+        live = [each for found in groups for each in shardings_over(found)]
         return next((each.model for each in live if each.outermost not in known), None)
 
     if found() is not None:

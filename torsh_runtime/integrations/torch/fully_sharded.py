@@ -82,6 +82,11 @@ class TorchShards:
             for key, parameter in model.named_parameters()
         }
 
+    @property
+    def place(self) -> int:
+        """Return a number that ranks have in common which have the same parts of all models."""
+        return dist.get_rank()
+
     def contents(self) -> Contents:
         """Return this rank's parts of parameters, and of the states that optimizers have of
         them."""

@@ -234,8 +234,13 @@ class FSDPState:
                 unit.unshard()
                 return
 
+    @property
+    def group(self) -> ProcessGroup:
+        """Return the ranks that the model is sharded over."""
+        return self._group
+
     def begin_anew(self, nodes: Nodes | None) -> None:
-        """Drop passes that were broken off, on all ranks of a group that has been configured anew,
+        """Drop passes that were broken off, on all ranks of a group that has been connected anew,
         and share memory with those of this node. nodes: those of the group."""
         self._void()
         self.training_state = TrainingState.FORWARD_BACKWARD

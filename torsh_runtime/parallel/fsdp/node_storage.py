@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from torsh_runtime.arrays.pages import give_back
-from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.backends.base import Backend, ReduceOp
 from torsh_runtime.backends.native.host_info import node_here
+from torsh_runtime.backends.reconfiguration import Unmet
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.subgroups import split_group
@@ -189,10 +191,26 @@ def renewed_nodes_of(group: ProcessGroup) -> Nodes | None:
     return nodes_of(group)
 
 
-def groups_of_nodes(group: ProcessGroup) -> int:
-    """Return how many groups nodes_of() has made of this one for models that are sharded."""
+def renew_by_node(group: ProcessGroup) -> None:
+    """Connect what by_node() has made of a group that was configured anew. All ranks call it."""
+    for pair in _BY_NODE.get(group, ()):
+        for each in pair:
+            group.session.renew(each, group.name)
+
+
+def groups_of_nodes(group: ProcessGroup) -> list[ProcessGroup]:
+    """Return the groups that were made of this one for models that are sharded: pairs of this
+    node's ranks, and of the ranks with this one's place in each node."""
     nodes = _NODES.get(group)
-    return 0 if nodes is None else len([nodes.here, nodes.likes])
+    pairs = [*_BY_NODE.get(group, ()), *([(nodes.here, nodes.likes)] if nodes else [])]
+    return [each for pair in pairs for each in pair]
+
+
+def is_by_agents(group: ProcessGroup, here: ProcessGroup) -> bool:
+    """Return whether by_node() has made `here`, and of the ranks that one agent has."""
+    made = [each for each, _ in _BY_NODE.get(group, ())]
+    members = _members_by_agents(group)
+    return here in made and list(here.ranks) == members[group.rank // len(members[0])]
 
 
 def _found_nodes(group: ProcessGroup) -> Nodes | None:
@@ -206,7 +224,40 @@ def _found_nodes(group: ProcessGroup) -> Nodes | None:
     return Nodes(here, likes, members) if here.is_in_node else None
 
 
+_BY_NODE: WeakKeyDictionary[ProcessGroup, list[tuple[ProcessGroup, ProcessGroup]]] = (
+    WeakKeyDictionary()
+)
+"""What by_node() has made."""
+
+
 def by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
+    """Return the ranks of this node, and those that have this one's place in each node. A rank that
+    has not met the others gets groups that are connected when it joins them."""
+    made = _unmet_by_node(group) if group.is_unmet else _made_by_node(group)
+    _BY_NODE.setdefault(group, []).append(made)
+    return made
+
+
+def _unmet_by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
+    members, rank = _members_by_agents(group), group.rank
+    node, place = divmod(rank, len(members[0]))
+    likes = [each[place] for each in members]
+
+    def unmet(ranks: list[int], at: int) -> ProcessGroup:
+        backend = cast(Backend, Unmet(at, len(ranks)))
+        return ProcessGroup(backend, group.timeout, ranks, group.name, group.session)
+
+    return unmet(members[node], place), unmet(likes, node)
+
+
+def _members_by_agents(group: ProcessGroup) -> list[list[int]]:
+    """Return the ranks of each agent, if all have as many as this one."""
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or group.world_size
+    ranks = [*range(group.world_size)]
+    return [ranks[at : at + size] for at in range(0, len(ranks), size)]
+
+
+def _made_by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
     members = _members(group)
     if len({len(each) for each in members}) > 1:
         raise ConfigError(
