@@ -12,7 +12,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.elastic.versions import Version
 from torsh_runtime.framework import framework_of
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
-from torsh_runtime.parallel.fsdp.node_storage import renew_by_node, renewed_nodes_of
+from torsh_runtime.parallel.fsdp.node_storage import groups_by_node, renewed_nodes_of
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
 from torsh_runtime.parallel.state import Contents, Restoration
 from torsh_runtime.parallel.state.contents import read_whole
@@ -30,6 +30,8 @@ class OwnShards:
         self._models, self._optimizers, self._group = models, optimizers, group
         self._parts = {**models, **optimizers}
         self._passes = passes_of(models.values())
+        self._by_node = groups_by_node(group)
+        """Groups that models in hybrid have of their own."""
         self._known: list[ModelState] = []
         """What was found of the models, which holds as long as their parameters stay in place."""
 
@@ -65,7 +67,8 @@ class OwnShards:
         """Drop what is left of passes that were broken off. All ranks call it, in their new
         round."""
         self._known.clear()
-        renew_by_node(self._group)
+        for each in self._by_node:
+            self._group.session.renew(each, self._group.name)
         groups = dict.fromkeys(each.group for each in self._passes)
         nodes = {each: renewed_nodes_of(each) for each in groups}
         for passes in self._passes:
@@ -74,9 +77,9 @@ class OwnShards:
     @property
     def place(self) -> int:
         """Return a number that ranks have in common which have the same parts of all models."""
-        groups = {each.group for each in self._passes}
-        (group, *others) = groups
-        return self._group.rank if others or group is self._group else group.rank
+        groups = {tuple(each.group.ranks): each.group.rank for each in self._passes}
+        is_cut = len(groups) > 1 or len(self._passes[0].group.ranks) == self._group.world_size
+        return self._group.rank if is_cut else self._passes[0].group.rank
 
 
 def load(parts: Mapping[str, Any], version: Version, group: ProcessGroup) -> None:

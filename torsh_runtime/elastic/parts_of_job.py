@@ -19,17 +19,19 @@ from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.elastic.batches import Batches
 from torsh_runtime.elastic.healing import whole_contents
-from torsh_runtime.elastic.sampler import ElasticSampler
-from torsh_runtime.elastic.shards import (
+from torsh_runtime.elastic.options import (
     Buffers,
     Options,
-    Shards,
     bytes_of,
+    give_options,
+    options_of,
+)
+from torsh_runtime.elastic.sampler import ElasticSampler
+from torsh_runtime.elastic.shards import (
+    Shards,
     check_one_kind,
     forgotten,
-    give_options,
     is_sharded,
-    options_of,
     problem_of_sharded,
     problem_of_stepping,
     sharded_in,

@@ -7,25 +7,24 @@ one and the gradients that lead from it to the new one.
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.arrays.raw import copy_in, copy_out, dtype_name
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.contract import COMMIT_MEMORY
 from torsh_runtime.elastic.memory import CommitMemory
 from torsh_runtime.elastic.neighbours import Neighbours, ring
 from torsh_runtime.elastic.offers import Offers
+from torsh_runtime.elastic.options import give_options, options_of
 from torsh_runtime.elastic.own_shards import OwnShards, load, passes_of
 from torsh_runtime.elastic.shard_plan import NOTHING, ShardPlan, newest_in_memory, plan
 from torsh_runtime.elastic.torchs import is_torchs, torchs_shards
@@ -114,14 +113,13 @@ class Shards:
         self._group.barrier()
         return number
 
-    def _resume(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
+    def _resumed(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
         everybody = range(self._group.world_size)
         kept = self._versions.found(everybody)
         offers = Offers(Ranks(self._group), kept, self._places)
         holdings = offers.holdings([NOTHING] * len(everybody))
         number = newest_in_memory(holdings, offers.numbers(ALIKE))
         if number == NOTHING:
-            self._versions.clear()
             return number
         self._versions.drop(each for each in kept if each.number > number)
         self._take(plan(holdings, number), offers, step)
@@ -130,6 +128,16 @@ class Shards:
             assert version is not None
             load(alike, version, self._group)
         agree(self._group, "elastic.join()", problem=attempt.error)
+        return number
+
+    def _resume(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
+        try:
+            number = self._resumed(alike, step)
+        except (CheckpointError, ConfigError):  # or the next start would fail as this one does
+            self._versions.clear()
+            raise
+        if number == NOTHING:
+            self._versions.clear()
         return number
 
     def keep_alike(self, number: int, alike: Callable[[], Contents]) -> None:
@@ -141,6 +149,7 @@ class Shards:
 
     def begin_to_keep(self, number: int) -> None:
         """Begin to keep the present state, unless it is kept, and copied to the next node."""
+        self._protected.note_flags()
         if self._kept == self._sent == number:
             return
         self._versions.wait()
@@ -219,6 +228,13 @@ class Shards:
         self._sent, self._alike = NOTHING, NOTHING
         found, ranks = ring(nodes, self._group.rank), Ranks(self._group)
         has_twins = len({*self._places}) < len(self._places)
+        if found is None and len({*nodes}) > 1 and not has_twins and self._group.rank == 0:
+            warnings.warn(
+                "nodes have different numbers of workers, so that no node has copies of another "
+                "one's shards: what is lost with a node is lost",
+                RuntimeWarning,
+                stacklevel=2,
+            )
         self._versions.copy_to({})
         if found is not None and not has_twins:
             self._versions.copy_to(
@@ -289,59 +305,6 @@ def check_one_kind(models: Iterable[Any]) -> None:
 
 def _ids(model: Any) -> set[int]:
     return {id(parameter) for _, parameter in model.named_parameters()}
-
-
-class Options:
-    """Represents the options of optimizers, such as learning rates, as a part of a training."""
-
-    def __init__(self, optimizers: Sequence[Any]) -> None:
-        self._optimizers = optimizers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all options."""
-        return {_OPTIONS: [options_of(each) for each in self._optimizers]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take other options."""
-        for optimizer, given in zip(self._optimizers, state[_OPTIONS], strict=True):
-            give_options(optimizer, given)
-
-
-class Buffers:
-    """Represents the buffers of models as a part of a training."""
-
-    def __init__(self, buffers: Callable[[], Iterable[Any]]) -> None:
-        """Prepare to look for the buffers each time, as a forward pass may have assigned others."""
-        self._buffers = buffers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the bytes of all buffers."""
-        return {"buffers": [bytes_of(each) for each in self._buffers()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take other values."""
-        for buffer, kept in zip(self._buffers(), state["buffers"], strict=True):
-            copy_in(buffer, kept)
-
-
-def bytes_of(buffer: Any) -> Bytes:
-    """Return a copy of the bytes of an array or tensor."""
-    size = int(np.prod(tuple(buffer.shape), dtype=np.int64)) * ITEMSIZES[dtype_name(buffer)]
-    kept = np.empty(size, np.uint8)
-    copy_out(buffer, kept)
-    return kept
-
-
-def options_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return copies of the options of an optimizer's groups of parameters."""
-    groups = ({n: v for n, v in each.items() if n != "params"} for each in optimizer.param_groups)
-    return [copy.deepcopy(each) for each in groups]
-
-
-def give_options(optimizer: Any, options: Sequence[Mapping[str, Any]]) -> None:
-    """Give an optimizer's groups of parameters copies of these options."""
-    for group, given in zip(optimizer.param_groups, options, strict=True):
-        group.update(copy.deepcopy(given))
 
 
 def problem_of_sharded(model: Any, group: ProcessGroup | None) -> str:

@@ -191,19 +191,15 @@ def renewed_nodes_of(group: ProcessGroup) -> Nodes | None:
     return nodes_of(group)
 
 
-def renew_by_node(group: ProcessGroup) -> None:
-    """Connect what by_node() has made of a group that was configured anew. All ranks call it."""
-    for pair in _BY_NODE.get(group, ()):
-        for each in pair:
-            group.session.renew(each, group.name)
+def groups_by_node(group: ProcessGroup) -> list[ProcessGroup]:
+    """Return the groups that by_node() has made of this one, in the same order on all ranks."""
+    return [each for pair in _BY_NODE.get(group, ()) for each in pair]
 
 
 def groups_of_nodes(group: ProcessGroup) -> list[ProcessGroup]:
-    """Return the groups that were made of this one for models that are sharded: pairs of this
-    node's ranks, and of the ranks with this one's place in each node."""
+    """Return all groups that were made of this one for models that are sharded."""
     nodes = _NODES.get(group)
-    pairs = [*_BY_NODE.get(group, ()), *([(nodes.here, nodes.likes)] if nodes else [])]
-    return [each for pair in pairs for each in pair]
+    return [*groups_by_node(group), *([nodes.here, nodes.likes] if nodes else [])]
 
 
 def is_by_agents(group: ProcessGroup, here: ProcessGroup) -> bool:
