@@ -19,6 +19,12 @@ END = re.compile(r"end (\d+) \d+ (\S+)")
 START = re.compile(r"^(?:\[\d+\] )?start (\d+) (\d+) (\d+)", re.MULTILINE)
 
 
+@pytest.fixture(autouse=True)
+def _cache_of_torch(torshrun: Launcher) -> None:
+    """Put what torch compiles elsewhere than in a folder that has to be left empty."""
+    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+
+
 class Outcome(NamedTuple):
     """What the ranks of a job have printed."""
 
