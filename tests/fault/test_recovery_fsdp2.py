@@ -86,7 +86,7 @@ REFUSED = {
     ),
     "a mesh of its own": (
         "from torch.distributed.device_mesh import init_device_mesh\n"
-        "    fully_shard(model, mesh=init_device_mesh('cpu', (1, 2)))",
+        "    fully_shard(model, mesh=init_device_mesh('cpu', (1, 2), mesh_dim_names=('a', 'b')))",
         "it is sharded in hybrid",
     ),
 }
