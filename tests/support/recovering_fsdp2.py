@@ -113,7 +113,7 @@ for step in job.steps(int(sys.argv[1])):
         present[0] = step.number
         pass_point("before", step.number)
         inputs = data[step.next(sampler)]
-        for number, part in enumerate(inputs.split(2)):
+        for number, part in enumerate(inputs.tensor_split(2)):
             model.set_requires_gradient_sync(number == 1)
             loss = torch.nn.functional.cross_entropy(model(part).mT, part.roll(1, 1))
             loss.backward()

@@ -36,7 +36,7 @@ from torsh_runtime.elastic.shards import (
     problem_of_stepping,
     sharded_in,
 )
-from torsh_runtime.elastic.torchs import forgotten_of_torchs, problem_of_torchs
+from torsh_runtime.elastic.torchs import dropping_kept, forgotten_of_torchs, problem_of_torchs
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.agreement import send_from
@@ -106,6 +106,10 @@ class Parts:
                 "the options of the optimizers": Options(self._optimizers),
                 "the buffers of the models": Buffers(self._buffers),
             }
+        self._drops = [
+            *(each.forget_kept for model in self._models for each in shardings_of(model)),
+            *(drop for model in self._models for drop in dropping_kept(model)),
+        ]
         self._kept: _Kept | None = None
         self._modes: list[tuple[Any, bool]] = []
         """The modules of the models, and whether each was in training at the last commit."""
@@ -243,9 +247,12 @@ class Parts:
             self.shards.begin_anew()
 
     def drop_gradients(self) -> None:
-        """Drop all gradients."""
+        """Drop all gradients, also those that were to be averaged in a later pass, which no
+        replacement would have."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
+        for drop in self._drops:
+            drop()
 
     def _buffers(self) -> Iterator[Any]:
         for model in self._models:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torsh_runtime.comm.group import ProcessGroup
@@ -55,6 +56,16 @@ def torchs_shards(models: Mapping[str, Any], optimizers: Mapping[str, Any]) -> A
     from torsh_runtime.integrations.torch.fully_sharded import TorchShards
 
     return TorchShards(models, optimizers)
+
+
+def dropping_kept(model: Any) -> list[Callable[[], None]]:
+    """Return what drops gradients that a model that torch's fully_shard() has sharded was to
+    average later."""
+    if not is_torchs(model):
+        return []
+    from torsh_runtime.integrations.torch.fully_sharded import drop_kept, states_of
+
+    return [partial(drop_kept, states_of(model))]
 
 
 def forgotten_of_torchs(models: Sequence[Any]) -> Any:

@@ -129,16 +129,13 @@ class TorchShards:
         without waiting for operations of the former round."""
         for group, flags in zip(self._groups(), self._flags, strict=True):
             group._all_gather_result = None
-            for each in group.fsdp_params:
-                each.unsharded_accumulated_grad = None
-                if hasattr(each, "_unsharded_param"):
-                    each._unsharded_param.grad = None
             for name, value in flags.items():
                 setattr(group, name, value)
         for state, is_last in zip(self._states, self._is_last, strict=True):
             if state._is_root:
                 state._reset_iter_state()
             state._state_ctx.is_last_backward = is_last
+        drop_kept(self._states)
         for parameter in self._parameters.values():
             parameter.grad = None
 
@@ -158,6 +155,15 @@ def states_of(model: Any) -> list[Any]:
     """Return the states of modules of a model that torch's fully_shard() was called for."""
     modules = (each for each in model.modules() if isinstance(each, FSDPModule))
     return [*dict.fromkeys(each._get_fsdp_state() for each in modules)]
+
+
+def drop_kept(states: Iterable[Any]) -> None:
+    """Drop whole gradients that were to be averaged later, which zero_grad() leaves."""
+    for group in (group for each in states for group in each._fsdp_param_groups):
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
 
 
 def problem_of(model: Any) -> str:
