@@ -40,7 +40,7 @@ _CHUNK = 1 << 18
 
 
 class Key(NamedTuple):
-    """Identifies a version."""
+    """Identifies a version of one rank."""
 
     kind: int
     owner: int

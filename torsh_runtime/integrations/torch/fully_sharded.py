@@ -31,7 +31,8 @@ _FLAGS = (
     "unshard_async_op",
     "unshard_in_backward",
 )
-"""What a program may set of a group of parameters, and has to set again in a repeated step."""
+"""Attributes that a program may set of a group of parameters, and that are restored for a repeated
+step."""
 _KNOWN = {
     "FSDPState": "_auto_reshard_after_forward _comm_ctx _device _device_handle _fsdp_param_groups "
     "_is_root _modules _modules_to_run_forward _mp_policy _post_forward_hook_handle "
@@ -62,7 +63,7 @@ _KNOWN = {
     "sharded_param sharded_post_forward_size sharded_size sharded_state "
     "unsharded_accumulated_grad",
 }
-"""All attributes of torch 2.13's and 2.14's classes, by the names of these."""
+"""Names of the attributes of torch 2.13's and 2.14's classes, by class."""
 
 
 class TorchShards:

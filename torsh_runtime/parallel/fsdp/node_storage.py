@@ -223,7 +223,7 @@ def _found_nodes(group: ProcessGroup) -> Nodes | None:
 _BY_NODE: WeakKeyDictionary[ProcessGroup, list[tuple[ProcessGroup, ProcessGroup]]] = (
     WeakKeyDictionary()
 )
-"""What by_node() has made."""
+"""Groups that by_node() has made, by the group that they were made of."""
 
 
 def by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
