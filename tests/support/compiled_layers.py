@@ -135,15 +135,16 @@ def right(rank: int) -> dict[str, tuple[float, int]]:
     """How far compiled models are from those that are not, and of how many graphs they are."""
     torch.set_num_threads(1)
     torch._inductor.config.compile_threads = 1  # as forked processes have no others
-    expected, longer = trained(made()), (8, 8, 12, 12, 10, 10, 14, 14, 6, 6)
+    expected, of_one = trained(made()), trained(made(blocks=1))
+    longer = (8, 8, 12, 12, 10, 10, 14, 14, 6, 6)
     found = {}
     for name, compiled, reference, lengths in (
         ("whole", whole(PLAN), expected, ()),
-        ("sequences", whole(SEQUENCE), trained(made(SEQUENCE)), ()),
-        ("lengths", whole(PLAN), trained(made(), longer), longer),
+        ("sequences", whole(SEQUENCE, blocks=1), trained(made(SEQUENCE, blocks=1)), ()),
+        ("lengths", whole(PLAN, blocks=1), trained(made(blocks=1), longer), longer),
         ("blocks", by_block(), expected, ()),
-        ("checkpoints", whole(PLAN, reentrant=False), expected, ()),
-        ("inductor", whole(PLAN, backend="inductor", blocks=1), trained(made(blocks=1)), ()),
+        ("checkpoints", whole(PLAN, reentrant=False, blocks=1), of_one, ()),
+        ("inductor", whole(PLAN, backend="inductor", blocks=1), of_one, ()),
     ):
         result, graphs = counted(lambda: trained(compiled, *((lengths,) if lengths else ())))  # noqa: B023
         found[name] = furthest(result, reference), graphs
@@ -174,10 +175,10 @@ def by_block() -> Any:
 def reentrant(rank: int) -> float:
     """How far a model is that computes activations again by a second pass of its own."""
     torch.set_num_threads(1)
-    model = made()
+    model = made(blocks=1)
     model.reentrant = True
     model.compile(backend="aot_eager")
-    return furthest(trained(model), trained(made()))
+    return furthest(trained(model), trained(made(blocks=1)))
 
 
 def drops(rank: int) -> bool:

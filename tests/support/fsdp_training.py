@@ -126,7 +126,7 @@ COURSES = {
         {**_SMALL, "sharding_strategy": "grad-and-optimizer"}, compiles="whole"
     ),
 }
-STEPS = 40
+STEPS, COMPILED_STEPS = 16, 10
 
 
 def train(model: nn.Module, course: Course, share: slice, ranks: int) -> State:
@@ -137,7 +137,7 @@ def train(model: nn.Module, course: Course, share: slice, ranks: int) -> State:
     optimizer = torch.optim.AdamW(trained, lr=0.01, **course.optimizer)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=course.has_autocast)
     generator = torch.Generator().manual_seed(1)
-    for _ in range(STEPS // 4 if course.compiles else STEPS):
+    for _ in range(COMPILED_STEPS if course.compiles else STEPS):
         if not course.zeroes_late:
             optimizer.zero_grad(set_to_none=not course.keeps_gradients)
         held = course.held_passes if hasattr(model, "unshard") else 0
