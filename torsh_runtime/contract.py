@@ -20,8 +20,8 @@ nodes may be added, such as "2.0". Once the key exists, they may not be added at
 
 COMMIT_MEMORY = "TORSH_COMMIT_MEMORY"
 """Variable that names memory of the agent, which outlives the workers: "/proc/123/fd/7:5:77" is the
-file behind that path, if it is inode 77 of device 5. Each worker owns the 2**40 bytes from its
-local rank times 2**40 on."""
+file behind that path, if it is inode 77 of device 5. Each worker owns the 2**42 bytes from its
+local rank times 2**42 on."""
 
 REPLACEMENT = "TORSH_REPLACEMENT"
 """Variable that is 1 in a worker that takes the place of a lost one while the others continue."""

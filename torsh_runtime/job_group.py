@@ -107,6 +107,11 @@ class JobGroup(ProcessGroup):
             self._spares.close()
         self._own_backend.take_from(self._spares)
 
+    def abort_all(self) -> None:
+        """Abort the group, and those that were made of it, in which ranks may wait for others."""
+        self.abort()
+        self.session.abort()
+
     def settle(self) -> None:
         """Give up the memory that nobody uses again since meet_again()."""
         self._spares.forget()

@@ -199,7 +199,10 @@ SHARDED = """
         return model, optimizer(model.parameters(), lr=1.0)
     for model, optimizer in (
         parts(process_group=tr.new_group([0, 1])),
-        parts(sharding_strategy="hybrid"),
+        parts(
+            sharding_strategy="hybrid",
+            process_group=(tr.new_group([0, 1]), tr.new_group([tr.get_rank()])),
+        ),
         parts(cpu_offload=True),
         parts(Odd),
     ):

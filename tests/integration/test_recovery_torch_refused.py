@@ -139,16 +139,21 @@ def test_optimizers_that_share_their_state_are_refused() -> None:
     check_refused(words, model=model, optimizer=optimizer)
 
 
-@pytest.mark.parametrize(
-    ("cut", "words"),
-    [(fully_shard, "sharded over ranks (FSDP)"), (distribute_module, "parameters are DTensors")],
-)
-def test_sharded_models_are_refused(cut: Callable[..., Any], words: str) -> None:
-    layer = nn.Linear(3, 1)
-    mesh = init_device_mesh("cpu", (1,))
-    model = fully_shard(layer, mesh=mesh) if cut is fully_shard else distribute_module(layer, mesh)
+def test_dtensors_of_the_programs_own_are_refused() -> None:
+    model = distribute_module(nn.Linear(3, 1), init_device_mesh("cpu", (1,)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    check_refused(words, model=model, optimizer=optimizer)
+    check_refused("parameters are DTensors", model=model, optimizer=optimizer)
+
+
+def test_one_rank_may_join_with_what_it_has_sharded() -> None:
+    model: Any = fully_shard(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    job = tr.elastic.join(model=model, optimizer=optimizer)
+    for step in job.steps(2):
+        with step:
+            model(torch.ones(2, 3)).sum().backward()
+            step.commit()
+    assert job.number == 2
 
 
 def test_other_backends_are_refused() -> None:

@@ -3,6 +3,7 @@ rank's part, and those of nn are on NCCL's fake."""
 
 from __future__ import annotations
 
+import inspect
 import copy
 import gc
 from collections.abc import Callable, Iterator
@@ -225,10 +226,12 @@ def recorded(*names: str) -> Iterator[list[tuple[str, bool]]]:
 
     def seen(name: str) -> Callable[..., Any]:
         real = getattr(ProcessGroup, name)
+        signature = inspect.signature(real)
 
-        def call(*given: Any, async_op: bool = False, **named: Any) -> Any:
-            calls.append((name, async_op))
-            return real(*given, async_op=async_op, **named)
+        def call(*given: Any, **named: Any) -> Any:
+            bound = signature.bind(*given, **named)
+            calls.append((name, bound.arguments.get("async_op", False)))
+            return real(*given, **named)
 
         return call
 

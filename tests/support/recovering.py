@@ -1,8 +1,8 @@
 """A training that goes on when workers are lost: a script for torshrun.
 
-Arguments: "nn" or "torch", maybe followed by -fsdp, -mixed or -fully_shard, or by -own for torch's
-own group and DistributedDataParallel, the number of steps, and what happens in each round, as
-what:where:step:ranks. `what` is kill, stop, raise, exit, or flip (a bit of the newest version of
+Arguments: "nn" or "torch", maybe followed by -fsdp, -hybrid, -mixed or -fully_shard, or by -own for
+torch's own group and DistributedDataParallel, the number of steps, and what happens in each round,
+as what:where:step:ranks. `what` is kill, stop, raise, exit, or flip (a bit of the newest version of
 this rank's shard in memory, and then kill); `ranks` are numbers with commas; `where` is one of
 before, forward, backward, vote (in commit(), before it), half (in commit(), amid the optimizer's
 step), committed, or for a rank that heals or gives its state: heal (then `step` is any number). For
@@ -96,6 +96,8 @@ def wrapped_in(model: Any) -> Any:
     _, _, way = sys.argv[1].partition("-")
     if way == "fsdp":
         return tr.FullyShardedDataParallel(model, min_num_params=50)
+    if way == "hybrid":
+        return tr.FullyShardedDataParallel(model, sharding_strategy="hybrid", min_num_params=50)
     if way == "mixed":
         mixed = tr.MixedPrecision(param_dtype="float16", reduce_dtype="float32")
         return tr.FullyShardedDataParallel(model, mixed_precision=mixed, min_num_params=50)

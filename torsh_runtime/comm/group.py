@@ -88,6 +88,11 @@ class ProcessGroup(Reductions, DataMovement, Rooted, Barriers, PointToPoint):
         self._rank_names: Sequence[str] = ()
         self._batches: GroupRecorder | None = None
 
+    def renew(self, backend: Backend, name: str, maker: GroupRegistry) -> None:
+        """Become the same ranks' group over another backend, made from another registry."""
+        self._be(backend, self._ranks, name)
+        self._session = self._maker = maker
+
     def _put(self, backend: Backend) -> None:
         self._own_backend = backend
         self._show()

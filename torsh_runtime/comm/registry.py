@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import NamedTuple
 
-from torsh_runtime.backends.base import Backend, BackendKind
+from torsh_runtime.backends.base import Backend, BackendKind, BackendType
 from torsh_runtime.backends.reconfiguration import Attempt
 from torsh_runtime.comm.authenticated_pickle import AuthenticatedPickle
 from torsh_runtime.comm.group import ProcessGroup
@@ -111,6 +111,19 @@ class GroupRegistry:
         self._open.append(group)
         return group
 
+    def renew(self, group: ProcessGroup, parent: str) -> None:
+        """Connect the ranks of a group anew that another registry has made, and keep the object.
+
+        All of its members call it, as they call group().
+        """
+        self.check_open()
+        name = self.name(parent, group.ranks)
+        kind = BackendType.NATIVE
+        rank = group.ranks.index(self.rank)
+        backend = self._connect(kind, name, rank, group.ranks, group.timeout)
+        group.renew(backend, name, self)
+        self._open.append(group)
+
     @property
     def is_closed(self) -> bool:
         """Return whether no more groups can be made."""
@@ -131,6 +144,11 @@ class GroupRegistry:
             for group in tuple(self._open):
                 closing.callback(group.close)
         self._open.clear()
+
+    def abort(self) -> None:
+        """Abort all groups that were made."""
+        for group in tuple(self._open):
+            group.abort()
 
     def forget(self, group: ProcessGroup) -> None:
         """Forget a group that was left. No group will have its name again."""

@@ -18,6 +18,7 @@ from torsh_runtime.elastic.training import Training
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
+from torsh_runtime.parallel.fsdp.node_storage import groups_of_nodes
 from torsh_runtime.parallel.state import Contents
 
 
@@ -118,7 +119,8 @@ def _check_group(group: ProcessGroup | None) -> None:
             f"the backend is {group.backend}, and join() recovers groups of backend native: leave "
             f"backend= out, or use tr.elastic.State"
         )
-    if job.turn != 1 or (group.session.count and not group.is_unmet):
+    made = group.session.count - len(groups_of_nodes(group))
+    if job.turn != 1 or (made and not group.is_unmet):
         raise ConfigError(
             "groups were made of the default group, or that was made anew, and join() recovers "
             "the first default group alone: make no groups before, or use tr.elastic.State"

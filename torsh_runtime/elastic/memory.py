@@ -22,10 +22,11 @@ TURNS = 2
 """Commits that each rank has room for: the last complete one and the one being written."""
 OWN, COPIES = range(2)
 """The two kinds of slots: a rank's own state, and what it keeps for ranks of another node."""
-_ROOM = 1 << 40
+_ROOM = 1 << 42
 """Bytes of address space per rank: see contract.COMMIT_MEMORY."""
-_SLOTS = 2 * TURNS
-_SLOT = _ROOM // _SLOTS
+SLOTS = 8 * TURNS
+"""Number of slots of a rank: eight kinds, of which State uses two; see versions.py."""
+_SLOT = _ROOM // SLOTS
 _PAGE = mmap.ALLOCATIONGRANULARITY
 _HEAD = struct.Struct("<8sQQQQQ")
 _FRAME = struct.Struct("<Q")
@@ -153,7 +154,7 @@ class CommitMemory:
         """
         found = []
         for rank in range(self._num_ranks):
-            for slot in range(_SLOTS):
+            for slot in range(len((OWN, COPIES)) * TURNS):
                 try:
                     here = self._read(rank * _ROOM + slot * _SLOT)
                 except ValueError as error:

@@ -15,22 +15,28 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from torsh_runtime.arrays.raw import copy_in
+from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.elastic.batches import Batches
-from torsh_runtime.elastic.sampler import ElasticSampler
-from torsh_runtime.elastic.shards import (
+from torsh_runtime.elastic.healing import whole_contents
+from torsh_runtime.elastic.options import (
     Buffers,
     Options,
-    Shards,
     bytes_of,
-    forgotten,
     give_options,
     options_of,
+)
+from torsh_runtime.elastic.sampler import ElasticSampler
+from torsh_runtime.elastic.shards import (
+    Shards,
+    check_one_kind,
+    forgotten,
+    is_sharded,
     problem_of_sharded,
     problem_of_stepping,
     sharded_in,
 )
-from torsh_runtime.elastic.torchs import problem_of_torchs
+from torsh_runtime.elastic.torchs import dropping_kept, forgotten_of_torchs, problem_of_torchs
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.models import all_parameters
 from torsh_runtime.parallel.agreement import send_from
@@ -64,13 +70,15 @@ class Parts:
     def __init__(self, named: Mapping[str, Any], group: ProcessGroup | None) -> None:
         """Sort the parts. Raises ConfigError for one that cannot be recovered, by name."""
         self.named, self._group = dict(named), group
-        self.is_sharded = any(is_model(each) and shardings_of(each) for each in named.values())
+        self.is_sharded = any(is_model(each) and is_sharded(each) for each in named.values())
         for name, part in named.items():
             if problem := _problem(part, group, self.is_sharded):
                 raise ConfigError(f"tr.elastic.join() cannot recover {name!r}: {problem}")
         self._models = [each for each in named.values() if is_model(each)]
         self._optimizers = [each for each in named.values() if is_optimizer(each)]
-        if (model := forgotten(self._models, group)) is not None:
+        check_one_kind(self._models)
+        left = forgotten(self._models, group)
+        if (model := forgotten_of_torchs(self._models) if left is None else left) is not None:
             raise ConfigError(
                 f"tr.elastic.join() was not given a {type(model).__name__} that is sharded, and a "
                 f"replacement would have no part of it: pass it, too, under a name of its own"
@@ -98,6 +106,10 @@ class Parts:
                 "the options of the optimizers": Options(self._optimizers),
                 "the buffers of the models": Buffers(self._buffers),
             }
+        self._drops = [
+            *(each.forget_kept for model in self._models for each in shardings_of(model)),
+            *(drop for model in self._models for drop in dropping_kept(model)),
+        ]
         self._kept: _Kept | None = None
         self._modes: list[tuple[Any, bool]] = []
         """The modules of the models, and whether each was in training at the last commit."""
@@ -125,10 +137,17 @@ class Parts:
             optimizers = {n: each for n, each in self._sharded.items() if is_optimizer(each)}
             self.shards = Shards(models, optimizers, self._group)
 
-    def begin(self, number: int) -> None:
-        """Protect the state with which all ranks begin. All ranks call it."""
+    def begin(self) -> int:
+        """Protect the state with which all ranks begin, and return the number of the next step.
+        All ranks call it. Sharded parts, and all others with them, take the newest state in the
+        nodes' memories, if all workers were started again."""
+        return 0 if self.shards is None else self.shards.begin(self.alike, self.step)
+
+    def protect_alike(self, number: int) -> None:
+        """Protect what all ranks have alike before step `number`, beside sharded parts."""
         if self.shards is not None:
-            self.shards.begin(number)
+            ranks = Ranks(self._group)
+            self.shards.keep_alike(number, lambda: whole_contents(self.alike, ranks))
 
     def begin_to_protect(self, number: int) -> None:
         """Begin to protect the state before step `number`, which is the present one."""
@@ -236,9 +255,12 @@ class Parts:
             self.shards.begin_anew()
 
     def drop_gradients(self) -> None:
-        """Drop all gradients."""
+        """Drop all gradients, also those that were to be averaged in a later pass, which no
+        replacement would have."""
         for optimizer in self._optimizers:
             optimizer.zero_grad()
+        for drop in self._drops:
+            drop()
 
     def _buffers(self) -> Iterator[Any]:
         for model in self._models:

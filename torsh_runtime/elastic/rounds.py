@@ -40,6 +40,8 @@ class Rounds:
         """This worker's rank and the number of ranks in round `number`."""
         self._num_nodes = job.env.num_nodes
         self._left = threading.Event()
+        self._leaving = threading.Lock()
+        """Held while the group is aborted, and when the round is left."""
 
     def follow(self) -> None:
         """Listen for the end of the present round."""
@@ -71,7 +73,7 @@ class Rounds:
         Args:
             is_early: Whether this worker did not take all steps, so that others may wait for it.
         """
-        self._left.set()
+        self._leave_round()
         self._store.put(f"left/{self._me}", LEFT_EARLY if is_early else b"")
 
     def note_corrupted(self, found: StateCorrupted) -> None:
@@ -107,7 +109,7 @@ class Rounds:
         if exited:
             how = "it has ended with exit code 0 before the last step, so it is not replaced"
             raise PeerLost(int(exited), "elastic.join()", 0, how) from lost
-        self._left.set()
+        self._leave_round()
         self._store.put(f"parked/{self.number}/{self._local_rank}", f"{longest:.3f}".encode())
         self._say("parked: waits for the next round")
         self.number += 1
@@ -135,9 +137,20 @@ class Rounds:
                 return  # a rank has ended well: who needed it notices, and others may be through
         except StoreError:
             return  # the agent is gone, and this process with it
-        while not left.is_set():
-            self._group.abort()
+        while self._abort(left):
             left.wait(_ABORT_AGAIN)
+
+    def _abort(self, left: threading.Event) -> bool:
+        """Abort the group, unless this rank has left the round; return whether it has not."""
+        with self._leaving:
+            if not left.is_set():
+                self._group.abort_all()
+            return not left.is_set()
+
+    def _leave_round(self) -> None:
+        """Have no group aborted from now on: the next ones belong to another round."""
+        with self._leaving:
+            self._left.set()
 
     def _say(self, doing: str) -> None:
         page = own_page()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -37,14 +37,25 @@ class ShardPlan:
     """The ranks whose shard is nowhere whole. If there is any, the state is lost."""
 
 
-def plan(holdings: Sequence[Holding]) -> ShardPlan:
-    """Plan how all ranks come to have the newest state that any process has whole, as at least one
-    has some: what all ranks have alike is in no memory."""
-    number = max(each.live for each in holdings)
+def plan(holdings: Sequence[Holding], number: int = NOTHING) -> ShardPlan:
+    """Plan how all ranks come to have the newest state that any process has whole, or else the
+    state `number`."""
+    number = max(number, *(each.live for each in holdings))
     ways: dict[str, list[int]] = {"live": [], "loading": [], "stepping": [], "lost": []}
     for rank, each in enumerate(holdings):
         ways[_way(each, number)].append(rank)
     return ShardPlan(number, *(tuple(ranks) for ranks in ways.values()))
+
+
+def newest_in_memory(holdings: Sequence[Holding], alike: Collection[int]) -> int:
+    """Return the newest state that all ranks can have from memory, or NOTHING.
+
+    alike: the steps before which there is what all ranks have alike.
+    """
+    for number in sorted(alike, reverse=True):
+        if not plan([each._replace(live=NOTHING) for each in holdings], number).lost:
+            return number
+    return NOTHING
 
 
 def _way(held: Holding, number: int) -> str:

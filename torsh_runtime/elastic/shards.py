@@ -7,43 +7,69 @@ one and the gradients that lead from it to the new one.
 
 from __future__ import annotations
 
-import copy
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.arrays.raw import copy_in, copy_out, dtype_name
-from torsh_runtime.arrays.raw import framework_of as array_framework
 from torsh_runtime.checkpoint.ranks import Ranks
-from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.comm.agreement import Attempt, agree
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.contract import COMMIT_MEMORY
-from torsh_runtime.elastic.memory import TURNS, CommitMemory
-from torsh_runtime.elastic.shard_plan import NOTHING, Holding, ShardPlan, plan
-from torsh_runtime.elastic.versions import GRADIENTS, STATE, Version, Versions
+from torsh_runtime.elastic.memory import CommitMemory
+from torsh_runtime.elastic.neighbours import Neighbours, ring
+from torsh_runtime.elastic.offers import Offers
+from torsh_runtime.elastic.options import give_options, options_of
+from torsh_runtime.elastic.own_shards import OwnShards, load, passes_of
+from torsh_runtime.elastic.shard_plan import NOTHING, ShardPlan, newest_in_memory, plan
+from torsh_runtime.elastic.torchs import is_torchs, torchs_shards
+from torsh_runtime.elastic.versions import ALIKE, GRADIENTS, STATE, Version, Versions
 from torsh_runtime.errors import CheckpointError, ConfigError
-from torsh_runtime.framework import framework_of
-from torsh_runtime.job_group import JobGroup
 from torsh_runtime.layout import Piece, ShardedTensor
 from torsh_runtime.parallel.fsdp.config import ShardingStrategy
 from torsh_runtime.parallel.fsdp.fsdp_init import has_host_memory
-from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
+from torsh_runtime.parallel.fsdp.node_storage import groups_of_nodes, is_by_agents
 from torsh_runtime.parallel.fsdp.sharding import shardings_of, shardings_over
 from torsh_runtime.parallel.layouts import layouts_by_id
-from torsh_runtime.parallel.state import Contents, Restoration
-from torsh_runtime.parallel.state.contents import read_whole
-from torsh_runtime.parallel.state.models import ModelState, is_model
-from torsh_runtime.parallel.state.optimizers import OptimizerState, is_optimizer
+from torsh_runtime.parallel.state import Contents
+from torsh_runtime.parallel.state.models import is_model
+from torsh_runtime.parallel.state.optimizers import is_optimizer
 from torsh_runtime.parallel.state.plain import decode, encode
 
 Bytes = NDArray[np.uint8]
 _OPTIONS = "options"
+
+
+class Protected(Protocol):
+    """Gives access to this rank's part of models that are sharded, and of their optimizers."""
+
+    @property
+    def place(self) -> int:
+        """Return a number that ranks have in common which have the same parts of all models."""
+
+    def contents(self) -> Contents:
+        """Return the present state."""
+
+    def load(self, version: Version) -> None:
+        """Take the state that a version has. Raises CheckpointError if it does not fit."""
+
+    def gradient(self, parameter: Any) -> Any:
+        """Return the values of this rank's part of a gradient; None if there is none."""
+
+    def read_gradient(self, parameter: Any, version: Version, name: str) -> None:
+        """Give a parameter the gradient that a version has."""
+
+    def note_flags(self) -> None:
+        """Remember the flags with which a step begins."""
+
+    def begin_anew(self) -> None:
+        """Drop what is left of passes that were broken off. All ranks call it, in their new
+        round."""
 
 
 class Shards:
@@ -60,27 +86,76 @@ class Shards:
                 f"unset: leave it as torshrun sets it"
             )
         memory.claim("tr.elastic.join()")
-        self._group, self._models, self._optimizers = group, models, optimizers
-        self._known: list[ModelState] = []
-        """What was found of the models, which holds as long as their parameters stay in place."""
-        self._parts = {**models, **optimizers}
-        self._passes = passes_of(models.values())
+        self._group, self._optimizers = group, optimizers
+        torchs = torchs_shards(models, optimizers)
+        self._protected: Protected = torchs or OwnShards(models, optimizers, group)
         self._versions = Versions(memory, group.rank, group.world_size)
+        self._memory = memory
         self._kept: int = NOTHING
+        """The step before which this rank's state is kept, or is being kept."""
+        self._sent = self._alike = NOTHING
+        """The same of its copy on the next node, and of what all ranks have alike."""
+        self._keeps_alike = False
+        self._places = [*range(group.world_size)]
+        """For each rank a number that it has in common with those that have the same parts."""
 
-    def begin(self, number: int) -> None:
-        """Keep the state before the first step, which all ranks have then."""
-        self._versions.clear()
-        self._versions.keep(STATE, number, self._contents())
-        self._kept = number
+    def begin(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
+        """Take the newest state that the nodes' memories have, of an earlier start of the job, or
+        else the present one. Keep it, and return the number of the step before which it is.
+
+        alike: the parts that all ranks have alike. step: as restore() has it.
+        """
+        self._connect()
+        number = max(self._resume(alike, step), 0)
+        self._versions.begin(STATE, number, self._protected.contents())
+        self._versions.wait()
+        self._kept = self._sent = number
         self._group.barrier()
+        return number
+
+    def _resumed(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
+        everybody = range(self._group.world_size)
+        kept = self._versions.found(everybody)
+        offers = Offers(Ranks(self._group), kept, self._places)
+        holdings = offers.holdings([NOTHING] * len(everybody))
+        number = newest_in_memory(holdings, offers.numbers(ALIKE))
+        if number == NOTHING:
+            return number
+        self._versions.drop(each for each in kept if each.number > number)
+        self._take(plan(holdings, number), offers, step)
+        version = offers.fetch(dict.fromkeys(everybody, offers.alike(number)))
+        with Attempt() as attempt:  # the program's own load_state_dict() may raise anything
+            assert version is not None
+            load(alike, version, self._group)
+        agree(self._group, "elastic.join()", problem=attempt.error)
+        return number
+
+    def _resume(self, alike: Mapping[str, Any], step: Callable[[], None]) -> int:
+        try:
+            number = self._resumed(alike, step)
+        except (CheckpointError, ConfigError):  # or the next start would fail as this one does
+            self._versions.clear()
+            raise
+        if number == NOTHING:
+            self._versions.clear()
+        return number
+
+    def keep_alike(self, number: int, alike: Callable[[], Contents]) -> None:
+        """Keep what all ranks have alike before this step, once on each node."""
+        self._protected.note_flags()
+        if self._keeps_alike and self._alike != number:
+            self._versions.keep(ALIKE, number, alike())
+            self._alike = number
 
     def begin_to_keep(self, number: int) -> None:
-        """Begin to keep the present state, unless it is kept."""
-        if self._kept != number:
-            self._versions.wait()
-            self._versions.begin(STATE, number, self._contents())
-            self._kept = number
+        """Begin to keep the present state, unless it is kept, and copied to the next node."""
+        self._protected.note_flags()
+        if self._kept == self._sent == number:
+            return
+        self._versions.wait()
+        if self._kept != number or not self._versions.begin_to_send(STATE, number):
+            self._versions.begin(STATE, number, self._protected.contents())
+        self._kept = self._sent = number
 
     def prepare_commit(self, number: int) -> None:
         """Keep what leads to the state after this step. Raises CheckpointError if memory is too
@@ -88,8 +163,8 @@ class Shards:
         self._versions.wait()
         contents = Contents()
         for name, parameter in self._trained():
-            if parameter.grad is not None:
-                values = parameter.grad.data
+            values = self._protected.gradient(parameter)
+            if values is not None:
                 whole = Piece.whole(tuple(values.shape))
                 contents.tensors[name] = ShardedTensor(values, whole)
         options = [options_of(each) for each in self._optimizers.values()]
@@ -99,9 +174,8 @@ class Shards:
     def begin_anew(self) -> None:
         """Drop what is left of passes that were broken off. All ranks call it, in their new
         round."""
-        self._known.clear()
-        for passes in self._passes:
-            passes.begin_anew()
+        self._connect()
+        self._protected.begin_anew()
 
     def restore(self, live: Sequence[int], step: Callable[[], None]) -> None:
         """Let ranks that lack the newest state take it from memory. All ranks call it.
@@ -113,74 +187,73 @@ class Shards:
         Raises:
             CheckpointError: On all ranks if a shard is nowhere whole.
         """
-        rank, number = self._group.rank, max(live)
-        states, gradients = dict[int, Version](), dict[int, Version]()
-        if live[rank] != number:
-            self._versions.wait()
-            states, gradients = self._versions.read(STATE), self._versions.read(GRADIENTS)
-        found = self._plan(live, states, gradients)
-        for kind, kept in ((STATE, states), (GRADIENTS, gradients)):
-            for newer in (each for each in kept if each > number):
-                self._versions.drop(kind, newer)  # that step is repeated, maybe with other values
-        with Attempt() as attempt:
-            if rank in found.loading:
-                self._load(states[number])
-                self._kept = number
-            elif rank in found.stepping:
-                self._load(states[number - 1])
-                self._step(gradients[number - 1], step)
-        agree(self._group, "elastic.join()", problem=attempt.error)
-
-    def _plan(
-        self, live: Sequence[int], states: Mapping[int, Any], gradients: Mapping[int, Any]
-    ) -> ShardPlan:
-        own = np.full((2, TURNS), NOTHING, np.int64)
-        for row, kept in zip(own, (states, gradients), strict=True):
-            row[: len(kept)] = [*kept]
-        told = self._group.all_gather_numbers(own.reshape(-1)).tolist()
-        found = plan(
-            [
-                Holding(number, tuple(row[:TURNS]), tuple(row[TURNS:]))
-                for number, row in zip(live, told, strict=True)
-            ]
-        )
+        number = max(live)
+        lost = {place for place, each in zip(self._places, live, strict=True) if each != number}
+        kept = self._versions.found([r for r, each in enumerate(self._places) if each in lost])
+        offers = Offers(Ranks(self._group), kept, self._places)
+        found = plan(offers.holdings(live))
         if found.lost:
             raise CheckpointError(
                 f"the shards of rank(s) {', '.join(map(str, found.lost))} are whole in no memory: "
                 f"start the job again from a checkpoint"
             )
-        return found
+        # Their step is repeated, maybe with other values.
+        self._versions.drop(each for each in kept if each.number > number)
+        self._take(found, offers, step)
 
-    def _load(self, version: Version) -> None:
-        restoration = Restoration(self._parts, version, Ranks(self._group))
-        for name, target in restoration.reads:
-            version.read(name, target)
-        restoration.finish()
+    def _take(self, found: ShardPlan, offers: Offers, step: Callable[[], None]) -> None:
+        """Let the ranks that are not live have the state, from memory."""
+        number = found.number
+        needs = {rank: offers.key(STATE, rank, number) for rank in found.loading}
+        needs |= {rank: offers.key(STATE, rank, number - 1) for rank in found.stepping}
+        last = {rank: offers.key(GRADIENTS, rank, number - 1) for rank in found.stepping}
+        with Attempt() as attempt:
+            state = offers.fetch(needs)
+        with attempt:
+            gradients = offers.fetch(last)
+            if state is not None:
+                self._protected.load(state)
+            if gradients is not None:
+                self._step(gradients, step)
+            elif state is not None:
+                self._kept = number
+        agree(self._group, "elastic.join()", problem=attempt.error)
+
+    def _connect(self) -> None:
+        """Prepare to copy to the next node, if there is one, and other nodes do not have the same
+        parts anyway. All ranks call it."""
+        own = np.array([_node(), self._protected.place], np.int64)
+        nodes, self._places = self._group.all_gather_numbers(own).T.tolist()
+        self._keeps_alike = nodes.index(_node()) == self._group.rank
+        self._sent, self._alike = NOTHING, NOTHING
+        found, ranks = ring(nodes, self._group.rank), Ranks(self._group)
+        has_twins = len({*self._places}) < len(self._places)
+        if found is None and len({*nodes}) > 1 and not has_twins and self._group.rank == 0:
+            warnings.warn(
+                "nodes have different numbers of workers, so that no node has copies of another "
+                "one's shards: what is lost with a node is lost",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._versions.copy_to({})
+        if found is not None and not has_twins:
+            self._versions.copy_to(
+                {
+                    GRADIENTS: Neighbours(ranks, self._memory, *found),
+                    STATE: Neighbours(ranks.apart(), self._memory, *found),
+                }
+            )
 
     def _step(self, gradients: Version, step: Callable[[], None]) -> None:
         """Let the optimizers step with these gradients, as they did or were about to."""
         for name, parameter in self._trained():
             parameter.grad = None
             if name in gradients.manifest.tensors:
-                framework = framework_of(parameter)
-                values = read_whole(gradients, name, array_framework(parameter.data))
-                framework.set_gradient(parameter, values)
+                self._protected.read_gradient(parameter, gradients, name)
         options = decode(gradients.values[_OPTIONS], None, gradients)
         for optimizer, given in zip(self._optimizers.values(), options, strict=True):
             give_options(optimizer, given)
         step()
-
-    def _contents(self) -> Contents:
-        """Return the present state, as contents_of() does, without looking at models anew."""
-        if not (self._known and all(each.is_in_place for each in self._known)):
-            self._known = [ModelState(name, each) for name, each in self._models.items()]
-        contents = Contents()
-        for each in self._known:
-            each.keep(contents)
-        pieces = {key: piece for each in self._known for key, piece in each.pieces.items()}
-        for name, optimizer in self._optimizers.items():
-            OptimizerState(name, optimizer, pieces).keep(contents)
-        return contents
 
     def _trained(self) -> Iterator[tuple[str, Any]]:
         """Yield the optimizers' parameters, each with the name of its gradient."""
@@ -190,10 +263,8 @@ class Shards:
                 yield f"{name}/{number}", parameter
 
 
-def passes_of(models: Iterable[Any]) -> list[FSDPState]:
-    """Return the passes of models that are sharded, in the same order on all ranks."""
-    found = (each.outermost for model in models for each in shardings_of(model))
-    return [*dict.fromkeys(found)]
+def _node() -> int:
+    return int(os.environ.get("GROUP_RANK", "0"))
 
 
 def sharded_in(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +275,7 @@ def sharded_in(named: Mapping[str, Any]) -> dict[str, Any]:
     """
     models = {name: each for name, each in named.items() if is_model(each)}
     optimizers = {name: each for name, each in named.items() if is_optimizer(each)}
-    found = {name: each for name, each in models.items() if shardings_of(each)}
+    found = {name: each for name, each in models.items() if is_sharded(each)}
     size = -1
     while len(found) != size:
         size = len(found)
@@ -217,73 +288,37 @@ def sharded_in(named: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def is_sharded(model: Any) -> bool:
+    """Return whether ranks have parts of this model, by this library or by torch."""
+    return bool(shardings_of(model)) or is_torchs(model)
+
+
+def check_one_kind(models: Iterable[Any]) -> None:
+    """Raise ConfigError if models are sharded by this library, and others by torch."""
+    kinds = {is_torchs(each) for each in models if is_sharded(each)}
+    if len(kinds) > 1:
+        raise ConfigError(
+            "tr.elastic.join() was given models that tr has sharded, and others that torch's "
+            "fully_shard() has: use one of the two for all"
+        )
+
+
 def _ids(model: Any) -> set[int]:
     return {id(parameter) for _, parameter in model.named_parameters()}
-
-
-class Options:
-    """Represents the options of optimizers, such as learning rates, as a part of a training."""
-
-    def __init__(self, optimizers: Sequence[Any]) -> None:
-        self._optimizers = optimizers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all options."""
-        return {_OPTIONS: [options_of(each) for each in self._optimizers]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take other options."""
-        for optimizer, given in zip(self._optimizers, state[_OPTIONS], strict=True):
-            give_options(optimizer, given)
-
-
-class Buffers:
-    """Represents the buffers of models as a part of a training."""
-
-    def __init__(self, buffers: Callable[[], Iterable[Any]]) -> None:
-        """Prepare to look for the buffers each time, as a forward pass may have assigned others."""
-        self._buffers = buffers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the bytes of all buffers."""
-        return {"buffers": [bytes_of(each) for each in self._buffers()]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take other values."""
-        for buffer, kept in zip(self._buffers(), state["buffers"], strict=True):
-            copy_in(buffer, kept)
-
-
-def bytes_of(buffer: Any) -> Bytes:
-    """Return a copy of the bytes of an array or tensor."""
-    size = int(np.prod(tuple(buffer.shape), dtype=np.int64)) * ITEMSIZES[dtype_name(buffer)]
-    kept = np.empty(size, np.uint8)
-    copy_out(buffer, kept)
-    return kept
-
-
-def options_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return copies of the options of an optimizer's groups of parameters."""
-    groups = ({n: v for n, v in each.items() if n != "params"} for each in optimizer.param_groups)
-    return [copy.deepcopy(each) for each in groups]
-
-
-def give_options(optimizer: Any, options: Sequence[Mapping[str, Any]]) -> None:
-    """Give an optimizer's groups of parameters copies of these options."""
-    for group, given in zip(optimizer.param_groups, options, strict=True):
-        group.update(copy.deepcopy(given))
 
 
 def problem_of_sharded(model: Any, group: ProcessGroup | None) -> str:
     """Return why a sharded model cannot be recovered; "" if it can."""
     if layouts_by_id(model):
         return "it has layouts on a mesh as well"
-    if isinstance(group, JobGroup) and group.job.env.num_nodes > 1:
-        return "it is sharded, and the job has several nodes"
     for each in shardings_of(model):
-        if each.config.sharding_strategy is ShardingStrategy.HYBRID_SHARD:
-            return 'its sharding_strategy is "hybrid"'
-        if each.group is not group:
+        is_hybrid = each.config.sharding_strategy is ShardingStrategy.HYBRID_SHARD
+        if is_hybrid and group is not None and not is_by_agents(group, each.group):
+            return (
+                'its sharding_strategy is "hybrid", over other groups than the ranks of each agent '
+                "of torshrun: leave process_group and mesh out, and start one agent on each host"
+            )
+        if not is_hybrid and each.group is not group:
             return "it is not sharded over the default group: leave process_group and mesh out"
         if each.config.offloads or each.config.activation_offload:
             return "it is offloaded to the memory of the CPU: leave that out"
@@ -300,7 +335,8 @@ def forgotten(models: Iterable[Any], group: ProcessGroup | None) -> Any:
     known = passes_of(models)
 
     def found() -> Any:
-        live = [] if group is None else shardings_over(group)
+        groups = [] if group is None else [group, *groups_of_nodes(group)]
+        live = [each for found in groups for each in shardings_over(found)]
         return next((each.model for each in live if each.outermost not in known), None)
 
     if found() is not None:

@@ -128,7 +128,7 @@ class Training:
         """Begin with the state as it is, which is the same on all ranks."""
         self._is_whole = True
         if self._rounds is not None:
-            self._parts.begin(self.number)
+            self.number = self._parts.begin()
             self._rounds.follow()
             self._rounds.join(is_fixed=self._parts.is_sharded)
 
@@ -241,6 +241,7 @@ class Training:
     def begin_step(self) -> None:
         """Remember the state, and seed the generators for this step of this rank."""
         self._parts.keep()
+        self._parts.protect_alike(self.number)
         before = [each for each in self._begun if each[0] != self.number]
         self._begun = [*before[-1:], (self.number, self._parts.states())]
         self._checks.begin(self.number)

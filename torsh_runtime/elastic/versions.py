@@ -6,7 +6,10 @@ import json
 import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,27 +23,42 @@ from torsh_runtime.checkpoint.plan import Held
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.checkpoint.writer import FileLayout
 from torsh_runtime.elastic.memory import COPIES, OWN, TURNS, Commit, CommitMemory
+from torsh_runtime.elastic.neighbours import Neighbours
 from torsh_runtime.elastic.parts import told_of
-from torsh_runtime.errors import CheckpointError
+from torsh_runtime.errors import CheckpointError, CommError
 from torsh_runtime.parallel.state import Contents
 
 Bytes = NDArray[np.uint8]
 STATE, GRADIENTS = OWN, COPIES
-"""The two kinds of versions: the state before a step, and the gradients of that step."""
+"""The kinds of versions: the state before a step, and the gradients of that step."""
+ALIKE = 4
+"""A further kind: what all ranks have alike before a step."""
+_COPIES = {STATE: 2, GRADIENTS: 3}
+"""The kinds of slots with what was kept for a rank of the node before."""
 _CHUNK = 1 << 18
 """Bytes per checksum, few enough to be still in a cache when they are summed up."""
+
+
+class Key(NamedTuple):
+    """Identifies a version of one rank."""
+
+    kind: int
+    owner: int
+    """The rank whose state it is."""
+    number: int
+    """The number of the step."""
 
 
 class Version(PieceReader):
     """Represents what was kept of one step."""
 
-    def __init__(self, number: int, manifest: Manifest, content: Bytes) -> None:
-        self.where = f"the state before step {number} in memory"
-        self.manifest, self._content = manifest, content
+    def __init__(self, commit: Commit, manifest: Manifest, content: Bytes) -> None:
+        self.where = f"the state before step {commit.sequence} in memory"
+        self.commit, self.manifest, self.content = commit, manifest, content
 
     def read_file(self, file: str, start: int, target: Bytes) -> None:
         """Fill the target from the content, which has one file."""
-        target[:] = self._content[start : start + target.size]
+        target[:] = self.content[start : start + target.size]
 
 
 class _Room(NamedTuple):
@@ -53,18 +71,30 @@ class _Room(NamedTuple):
 
 
 class Versions:
-    """Keeps and reads one rank's versions: of each kind those of the last two steps."""
+    """Keeps and reads one rank's versions: of each kind those of the last two steps. States and
+    gradients are copied to the next node, if there is one."""
 
     def __init__(self, memory: CommitMemory, rank: int, world_size: int) -> None:
         self._memory, self._rank, self._world_size = memory, rank, world_size
         self._rooms: dict[tuple[int, int], _Room] = {}
         self._writing: threading.Thread | None = None
         self._failed: Exception | None = None
+        self._neighbours: dict[int, Neighbours] = {}
+        self._written: dict[int, tuple[Commit, Bytes]] = {}
+        """What this process has kept last, by kind."""
+
+    def copy_to(self, neighbours: Mapping[int, Neighbours]) -> None:
+        """Copy what is kept from now on to the next node, by kind; those of states belong to a
+        thread. What is under way has to end by itself, as its group was closed."""
+        with suppress(CommError, CheckpointError):
+            self.wait()
+        self._neighbours = {**neighbours}
 
     def clear(self) -> None:
         """Forget what is in memory, of an earlier start of the job."""
+        self._written.clear()
         for turn in range(TURNS):
-            self._memory.begin(turn)
+            self._memory.begin(turn, [slot for slot, _ in _slots()])
 
     def keep(self, kind: int, number: int, contents: Contents) -> None:
         """Copy the contents. Raises CheckpointError if memory is too short."""
@@ -72,11 +102,21 @@ class Versions:
 
     def begin(self, kind: int, number: int, contents: Contents) -> None:
         """Begin to copy the contents, which must not change until wait()."""
-        write = self._prepared(kind, number, contents)
+        self._start(self._prepared(kind, number, contents))
 
+    def begin_to_send(self, kind: int, number: int) -> bool:
+        """Begin to copy what this process has kept to the next node. Return False if it has kept
+        another state last."""
+        commit, content = self._written.get(kind, (None, None))
+        if commit is None or content is None or commit.sequence != number:
+            return False
+        self._start(partial(self._send, kind, commit, content))
+        return True
+
+    def _start(self, work: Callable[[], None]) -> None:
         def run() -> None:
             try:
-                write()
+                work()
             except Exception as error:  # which wait() raises
                 self._failed = error
 
@@ -91,14 +131,17 @@ class Versions:
         if failed is not None:
             raise failed
 
-    def read(self, kind: int) -> dict[int, Version]:
-        """Return what is whole in memory, by step. What is damaged is passed over with a
-        RuntimeWarning."""
+    def found(self, owners: Container[int]) -> dict[Key, Version]:
+        """Return what is whole in this rank's slots, of these ranks. What is damaged is passed over
+        with a RuntimeWarning."""
         found = {}
-        for turn in range(TURNS):
+        for (slot, kind), turn in product(_slots(), range(TURNS)):
             try:
-                if (here := self._memory.own(kind, turn)) and here[0].token == self._rank:
-                    found[here[0].sequence] = _version(*here)
+                here = self._memory.own(slot, turn)
+                if here is not None and here[0].token in owners:
+                    version = version_of(*here)
+                    if version.manifest.world_size == self._world_size:
+                        found[Key(kind, here[0].token, here[0].sequence)] = version
             except (ValueError, KeyError, TypeError, CheckpointError) as error:
                 what = "gradients" if kind == GRADIENTS else "a state"
                 warnings.warn(
@@ -108,13 +151,23 @@ class Versions:
                 )
         return found
 
-    def drop(self, kind: int, number: int) -> None:
-        """Invalidate what is in memory of this step."""
-        self._memory.begin(number % TURNS, (kind,))
+    def drop(self, keys: Iterable[Key]) -> None:
+        """Invalidate these in this rank's slots."""
+        wanted = {*keys}
+        for (slot, kind), turn in product(_slots(), range(TURNS)):
+            with suppress(ValueError):
+                here = self._memory.own(slot, turn)
+                if here and Key(kind, here[0].token, here[0].sequence) in wanted:
+                    self._memory.begin(turn, (slot,))
+
+    def _send(self, kind: int, commit: Commit, content: Bytes) -> None:
+        if kind in self._neighbours:
+            self._neighbours[kind].exchange(_COPIES[kind], commit, content)
 
     def _prepared(self, kind: int, number: int, contents: Contents) -> Callable[[], None]:
         turn = number % TURNS
         self._memory.begin(turn, (kind,))
+        self._written.pop(kind, None)
         room = self._room(kind, turn, _held(contents))
         copies = [
             (contents.tensors[held.name].values, room.memory[start:end])
@@ -128,6 +181,8 @@ class Versions:
             told = (room.told, _with_sum(text), _with_sum(json.dumps(sums).encode()))
             commit = Commit(number, self._rank, len(copies), told)
             self._memory.finish(kind, commit, room.memory.size)
+            self._written[kind] = commit, room.memory
+            self._send(kind, commit, room.memory)
 
         return write
 
@@ -139,6 +194,12 @@ class Versions:
             room = _Room(held, layout, memory, told_of([layout], self._world_size))
             self._rooms[kind, turn] = room
         return room
+
+
+def _slots() -> list[tuple[int, int]]:
+    """Return the kinds of slots, each with the kind of versions that it has."""
+    copies = [(slot, kind) for kind, slot in _COPIES.items()]
+    return [*((kind, kind) for kind in (*_COPIES, ALIKE)), *copies]
 
 
 def _held(contents: Contents) -> list[Held]:
@@ -171,7 +232,7 @@ def _sums(content: Bytes) -> Iterator[int]:
         yield xxh3_64_intdigest(content[at : at + _CHUNK].data)
 
 
-def _version(commit: Commit, content: Bytes) -> Version:
+def version_of(commit: Commit, content: Bytes) -> Version:
     """Return what a slot contains. Raises CheckpointError, ValueError, KeyError or TypeError if it
     is damaged."""
     told, plain, sums = commit.told
@@ -195,7 +256,7 @@ def _version(commit: Commit, content: Bytes) -> Version:
         own["aliases"],
         described.files,
     )
-    return Version(commit.sequence, manifest, content)
+    return Version(commit, manifest, content)
 
 
 def _with_sum(text: bytes) -> bytes:

@@ -7,7 +7,7 @@ import os
 
 INHERITED = 3
 """The descriptor by which workers in a PID namespace know it, for they see another /proc."""
-ROOM = 1 << 40
+ROOM = 1 << 42
 """Bytes for each, of addresses, not of memory."""
 
 

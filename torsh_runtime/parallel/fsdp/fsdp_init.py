@@ -12,7 +12,6 @@ from torsh_runtime.framework.models import (
     all_parameters,
     around_forward,
     cast_inputs,
-    common_memory,
     is_meta,
     kind_of,
     own_initialiser,
@@ -24,9 +23,9 @@ from torsh_runtime.parallel.fsdp.device_storage import DeviceStorage
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.node_storage import Nodes, NodeStorage, by_node, nodes_of
+from torsh_runtime.parallel.fsdp.node_storage import Nodes, by_node, host_storage, nodes_of
 from torsh_runtime.parallel.fsdp.offloaded_storage import OffloadedStorage
-from torsh_runtime.parallel.fsdp.storage import CommonStorage, GatheredStorage, ReplicatedStorage
+from torsh_runtime.parallel.fsdp.storage import ReplicatedStorage
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.fsdp.wrapping import Parameters, is_within, units_of
 from torsh_runtime.parallel.groups import group_of
@@ -274,15 +273,7 @@ class UnitMaker:
         if not is_on_host:
             kind = OffloadedStorage if self._config.offloads else DeviceStorage
             return flat, kind(stored)
-        whole = None
-        is_met = not group.is_unmet  # or it gets memory when it has joined the others
-        if is_met and (group is self._group or self._group.is_in_node):  # for all meet, or none
-            whole = common_memory(flat.parameters[0], flat.size, group, precision.computed)
-        if whole is not None:
-            return flat, CommonStorage(stored, whole)
-        if self._nodes is not None and group is self._group:
-            return flat, NodeStorage(stored, self._nodes)
-        return flat, GatheredStorage(stored)
+        return flat, host_storage(stored, self._group, self._nodes)
 
 
 def has_host_memory(parameter: Any) -> bool:

@@ -16,7 +16,6 @@ from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam, StorageStrategy, Stored
 from torsh_runtime.parallel.fsdp.registered_slots import slots_of
-from torsh_runtime.parallel.fsdp.storage import common_storage
 from torsh_runtime.parallel.fsdp.training_state import ShardedState
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.replicas import Replicas
@@ -120,23 +119,33 @@ class FSDPParamGroup:
             yield flat, storage, slots
         memory.discard()
 
-    def begin_anew(self) -> None:
-        """Drop what is left of passes, and share memory with the ranks of its group, which is of
-        one node and was configured anew. All of them call it."""
+    def begin_anew(self, store: Callable[[Stored], StorageStrategy]) -> None:
+        """Drop what is left of passes, and store the parameters anew, as the ranks' group was
+        configured anew. All of them call it.
+
+        store: makes a storage.
+        """
         self.unwatch()
         self.void()
-        self.reshard()
+        self.show_own()  # without waiting for what its former storage may be gathering
+        self._machine.become(ShardedState.SHARDED, unit=self.name)
         self.is_lent = self._is_for_replicas = False
         if self.is_replicated:
             return
-        self._rearrange(self._renewed)
+        self._rearrange(partial(self._renewed, store))
 
-    def _renewed(self, flat: FlatParameter, memory: StorageStrategy) -> Iterator[_Laid]:
-        storage = common_storage(Stored(self._framework, flat, memory.group, memory.ledger))
+    def _renewed(
+        self,
+        store: Callable[[Stored], StorageStrategy],
+        flat: FlatParameter,
+        memory: StorageStrategy,
+    ) -> Iterator[_Laid]:
+        storage = store(Stored(self._framework, flat, memory.group, memory.ledger))
         slots = self._slots_of(flat, storage)
         for slot, other in zip(slots, self._in(memory), strict=True):
             slot.take_place(other)
         memory.discard()
+        storage.reshard()
         yield flat, storage, slots
 
     def be_within(self, path: str, ledger: MemoryAccounting) -> None:

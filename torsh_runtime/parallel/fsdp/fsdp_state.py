@@ -18,6 +18,7 @@ from torsh_runtime.parallel.added import Added
 from torsh_runtime.parallel.fsdp.awaiting import AwaitedValues
 from torsh_runtime.parallel.fsdp.config import FsdpConfig
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
+from torsh_runtime.parallel.fsdp.node_storage import Nodes, host_storage
 from torsh_runtime.parallel.fsdp.owners import owners_of
 from torsh_runtime.parallel.fsdp.prefetching import Prefetching
 from torsh_runtime.parallel.fsdp.record import OTHER_CALL, check_hooks, check_outputs, used_by_any
@@ -230,15 +231,20 @@ class FSDPState:
                 unit.unshard()
                 return
 
-    def begin_anew(self) -> None:
-        """Drop passes that were broken off, on all ranks of a group that has been configured anew
-        and is of one node, and share memory with them."""
+    @property
+    def group(self) -> ProcessGroup:
+        """Return the ranks that the model is sharded over."""
+        return self._group
+
+    def begin_anew(self, nodes: Nodes | None) -> None:
+        """Drop passes that were broken off, on all ranks of a group that has been connected anew,
+        and share memory with those of this node. nodes: those of the group."""
         self._void()
         self.training_state = TrainingState.FORWARD_BACKWARD
         self._beginner, self._is_in_method = None, False
         self._prefetching = Prefetching(self._config)
         for unit in self.units:
-            unit.begin_anew()
+            unit.begin_anew(partial(host_storage, over=self._group, nodes=nodes))
 
     def rest(self) -> None:
         """Reshard all units, and end what an exception has left behind."""

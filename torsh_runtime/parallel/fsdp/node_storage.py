@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Self
+from typing import Any, Self, cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from torsh_runtime.arrays.pages import give_back
-from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.backends.base import Backend, ReduceOp
 from torsh_runtime.backends.native.host_info import node_here
+from torsh_runtime.backends.reconfiguration import Unmet
 from torsh_runtime.comm.agreement import texts_of_all
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.comm.subgroups import split_group
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.models import common_memory
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
-from torsh_runtime.parallel.fsdp.fsdp_param import Stored
-from torsh_runtime.parallel.fsdp.storage import GatheredStorage
+from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
+from torsh_runtime.parallel.fsdp.storage import CommonStorage, GatheredStorage
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.regions.arrays import copied
 
@@ -158,6 +160,23 @@ class NodeStorage(GatheredStorage):
         return nodes.likes.reduce_scatter(target, averages, ReduceOp.AVG, async_op=True)
 
 
+def host_storage(stored: Stored, over: ProcessGroup, nodes: Nodes | None) -> StorageStrategy:
+    """Make a storage in the memory of CPUs, the best one for where the ranks are. All ranks call
+    it.
+
+    over: the ranks that the model is sharded over. nodes: theirs, as nodes_of() finds them.
+    """
+    flat, group = stored.flat, stored.group
+    is_met = not group.is_unmet  # or it gets memory when it has joined the others
+    if is_met and (group is over or over.is_in_node):  # for all meet, or none
+        whole = common_memory(flat.parameters[0], flat.size, group, flat.precision.computed)
+        if whole is not None:
+            return CommonStorage(stored, whole)
+    if nodes is not None and group is over:
+        return NodeStorage(stored, nodes)
+    return GatheredStorage(stored)
+
+
 _NODES: WeakKeyDictionary[ProcessGroup, Nodes | None] = WeakKeyDictionary()
 
 
@@ -167,6 +186,30 @@ def nodes_of(group: ProcessGroup) -> Nodes | None:
     if group not in _NODES:
         _NODES[group] = _found_nodes(group)
     return _NODES[group]
+
+
+def renewed_nodes_of(group: ProcessGroup) -> Nodes | None:
+    """Return the nodes of a group that was configured anew, with groups of their own made anew."""
+    _NODES.pop(group, None)
+    return nodes_of(group)
+
+
+def groups_by_node(group: ProcessGroup) -> list[ProcessGroup]:
+    """Return the groups that by_node() has made of this one, in the same order on all ranks."""
+    return [each for pair in _BY_NODE.get(group, ()) for each in pair]
+
+
+def groups_of_nodes(group: ProcessGroup) -> list[ProcessGroup]:
+    """Return all groups that were made of this one for models that are sharded."""
+    nodes = _NODES.get(group)
+    return [*groups_by_node(group), *([nodes.here, nodes.likes] if nodes else [])]
+
+
+def is_by_agents(group: ProcessGroup, here: ProcessGroup) -> bool:
+    """Return whether by_node() has made `here`, and of the ranks that one agent has."""
+    made = [each for each, _ in _BY_NODE.get(group, ())]
+    members = _members_by_agents(group)
+    return here in made and list(here.ranks) == members[group.rank // len(members[0])]
 
 
 def _found_nodes(group: ProcessGroup) -> Nodes | None:
@@ -180,7 +223,40 @@ def _found_nodes(group: ProcessGroup) -> Nodes | None:
     return Nodes(here, likes, members) if here.is_in_node else None
 
 
+_BY_NODE: WeakKeyDictionary[ProcessGroup, list[tuple[ProcessGroup, ProcessGroup]]] = (
+    WeakKeyDictionary()
+)
+"""Groups that by_node() has made, by the group that they were made of."""
+
+
 def by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
+    """Return the ranks of this node, and those that have this one's place in each node. A rank that
+    has not met the others gets groups that are connected when it joins them."""
+    made = _unmet_by_node(group) if group.is_unmet else _made_by_node(group)
+    _BY_NODE.setdefault(group, []).append(made)
+    return made
+
+
+def _unmet_by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
+    members, rank = _members_by_agents(group), group.rank
+    node, place = divmod(rank, len(members[0]))
+    likes = [each[place] for each in members]
+
+    def unmet(ranks: list[int], at: int) -> ProcessGroup:
+        backend = cast(Backend, Unmet(at, len(ranks)))
+        return ProcessGroup(backend, group.timeout, ranks, group.name, group.session)
+
+    return unmet(members[node], place), unmet(likes, node)
+
+
+def _members_by_agents(group: ProcessGroup) -> list[list[int]]:
+    """Return the ranks of each agent, if all have as many as this one."""
+    size = int(os.environ.get("LOCAL_WORLD_SIZE", "0")) or group.world_size
+    ranks = [*range(group.world_size)]
+    return [ranks[at : at + size] for at in range(0, len(ranks), size)]
+
+
+def _made_by_node(group: ProcessGroup) -> tuple[ProcessGroup, ProcessGroup]:
     members = _members(group)
     if len({len(each) for each in members}) > 1:
         raise ConfigError(

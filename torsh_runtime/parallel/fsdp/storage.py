@@ -41,7 +41,9 @@ class CommonStorage(StorageStrategy):
         self._unsettled: dict[int, bool] = {}
 
     def remade(self, flat: FlatParameter) -> CommonStorage:
-        return common_storage(self._described(flat))
+        like, group = flat.parameters[0], self._group
+        whole = common_memory(like, flat.size, group, flat.precision.computed)
+        return CommonStorage(self._described(flat), whole)
 
     def publish(self) -> None:
         if self.shard is not self._own:
@@ -87,13 +89,6 @@ class CommonStorage(StorageStrategy):
             own = slice(*self._flat.span(number))
             _write(self.gradients[own], self._reduced[own], adds)
         self._unsettled.clear()
-
-
-def common_storage(stored: Stored) -> CommonStorage:
-    """Make a storage that the ranks of one node share. All of them call it."""
-    flat = stored.flat
-    whole = common_memory(flat.parameters[0], flat.size, stored.group, flat.precision.computed)
-    return CommonStorage(stored, whole)
 
 
 class StagedStorage(StorageStrategy):

@@ -8,7 +8,14 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torsh_runtime.elastic.shard_plan import NOTHING, Holding, ShardPlan, plan
+from torsh_runtime.elastic.neighbours import ring
+from torsh_runtime.elastic.shard_plan import (
+    NOTHING,
+    Holding,
+    ShardPlan,
+    newest_in_memory,
+    plan,
+)
 
 TURNS = 2
 
@@ -106,3 +113,31 @@ def test_a_shard_that_is_nowhere_whole_is_named() -> None:
 def test_a_rank_that_missed_the_vote_steps_once_more() -> None:
     found = plan([Holding(4), Holding(3, (3, 2), (3, 2)), Holding(NOTHING, (3,), (3,))])
     assert found == ShardPlan(4, live=(0,), loading=(), stepping=(1, 2), lost=())
+
+
+@given(size=st.integers(2, 5), seed=st.integers(0, 1 << 32))
+def test_when_all_are_lost_no_step_is_that_a_rank_has_gone_beyond(size: int, seed: int) -> None:
+    random, ranks = Random(seed), [Rank() for _ in range(size)]
+    begun = {0}  # the steps that any rank has begun, before which there is what all have alike
+    for _ in range(random.randrange(30 * size)):
+        advance(ranks, random)
+        begun |= {each.live for each in ranks if random.random() < 0.3}
+    held = [each.held(is_dead=True) for each in ranks]
+    recent = {each for each in begun if each >= max(begun) - 1}
+    assert newest_in_memory(held, recent) == max(recent)
+
+
+def test_memory_without_all_ranks_or_what_they_have_alike_has_nothing() -> None:
+    held = [Holding(NOTHING, (3, 4), (3,)), Holding(NOTHING, (3,), (3,))]
+    assert newest_in_memory(held, (3, 4)) == 4
+    assert newest_in_memory(held, (3,)) == 3
+    assert newest_in_memory(held, (5,)) == NOTHING
+    assert newest_in_memory([*held, Holding(NOTHING)], (3, 4)) == NOTHING
+
+
+def test_copies_go_around_the_nodes() -> None:
+    assert ring([0, 0, 0], 1) is None
+    assert ring([0, 0, 1], 1) is None
+    nodes = [0, 0, 1, 1, 2, 2]
+    found = [ring(nodes, rank) for rank in range(6)]
+    assert found == [(2, 4), (3, 5), (4, 0), (5, 1), (0, 2), (1, 3)]

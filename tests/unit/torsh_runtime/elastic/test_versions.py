@@ -37,6 +37,11 @@ def versions_of(agents: AgentsMemory, rank: int = 0) -> Versions:
     return Versions(memory_of(agents, rank), rank, 2)
 
 
+def kept(versions: Versions, kind: int, rank: int = 0) -> dict[int, Version]:
+    found = versions.found([rank])
+    return {key.number: each for key, each in found.items() if key.kind == kind}
+
+
 def contents(first: float) -> Contents:
     values = np.arange(first, first + ROWS, dtype=np.float32)
     tensors = {
@@ -60,12 +65,12 @@ def test_another_process_reads_the_last_two_of_each_kind(agents: AgentsMemory) -
         own.wait()
         own.keep(GRADIENTS, number, contents(-number))
     found = versions_of(agents)
-    states, gradients = found.read(STATE), found.read(GRADIENTS)
+    states, gradients = kept(found, STATE), kept(found, GRADIENTS)
     assert {*states} == {*gradients} == {3, 4}
     np.testing.assert_array_equal(read(states[4]), contents(4).tensors["model/weight"].values)
     np.testing.assert_array_equal(read(gradients[3]), contents(-3).tensors["model/weight"].values)
     assert states[3].values == {"optimizer": {"step": 3}}
-    assert versions_of(agents, rank=1).read(STATE) == {}
+    assert kept(versions_of(agents, rank=1), STATE) == {}
 
 
 def test_what_is_being_written_is_not_there(agents: AgentsMemory) -> None:
@@ -82,10 +87,10 @@ def test_what_is_being_written_is_not_there(agents: AgentsMemory) -> None:
     slow = given.tensors["model/weight"].values.view(Slow)
     given.tensors["model/weight"] = ShardedTensor(slow, HALF)
     own.begin(STATE, 2, given)
-    assert {*versions_of(agents).read(STATE)} == {1}
+    assert {*kept(versions_of(agents), STATE)} == {1}
     goes_on.set()
     own.wait()
-    assert {*versions_of(agents).read(STATE)} == {1, 2}
+    assert {*kept(versions_of(agents), STATE)} == {1, 2}
 
 
 @pytest.mark.parametrize("at", [0.3, 0.999])
@@ -97,7 +102,7 @@ def test_a_flipped_bit_is_passed_over_and_said(agents: AgentsMemory, at: float) 
     content[int(at * content.size)] ^= 16
     told = "rank 0 passed over a state.*weight.*of step 7 is damaged"
     with pytest.warns(RuntimeWarning, match=told):
-        found = versions_of(agents).read(STATE)
+        found = kept(versions_of(agents), STATE)
     assert {*found} == {6}
 
 
@@ -111,7 +116,7 @@ def test_texts_that_are_damaged_are_passed_over(agents: AgentsMemory) -> None:
     told = (commit.told[0], commit.told[1].replace(b"step", b"stop"), commit.told[2])
     memory.finish(OWN, commit._replace(told=told), content.size)
     with pytest.warns(RuntimeWarning, match="what is told of it is damaged"):
-        assert versions_of(agents).read(STATE) == {}
+        assert kept(versions_of(agents), STATE) == {}
 
 
 def test_an_earlier_start_of_the_job_is_forgotten(agents: AgentsMemory) -> None:
@@ -119,4 +124,4 @@ def test_an_earlier_start_of_the_job_is_forgotten(agents: AgentsMemory) -> None:
     own.keep(STATE, 1, contents(1))
     own.keep(GRADIENTS, 1, contents(1))
     own.clear()
-    assert own.read(STATE) == own.read(GRADIENTS) == {}
+    assert kept(own, STATE) == kept(own, GRADIENTS) == {}

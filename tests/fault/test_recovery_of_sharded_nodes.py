@@ -1,0 +1,115 @@
+"""Models that are sharded over several nodes, of which workers are lost: the same bits."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support.launcher import Launcher
+from support.nodes import Job
+
+SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
+MOST = "--max-restarts=9"
+STEP = re.compile(r"^(?:\[\d+\] )?(step \d+ .+)$", re.MULTILINE)
+END = re.compile(r"end (\d+) \d+ (\S+)")
+START = re.compile(r"^(?:\[\d+\] )?start (\d+) (\d+) (\d+)", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def _cache_of_torch(torshrun: Launcher) -> None:
+    """Put what torch compiles elsewhere than in a folder that has to be left empty."""
+    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+
+
+class Outcome(NamedTuple):
+    """What the ranks of a job have printed."""
+
+    steps: frozenset[str]
+    """What was committed, by any rank in any step."""
+    totals: frozenset[tuple[str, str]]
+    """The sums of the parts of each rank."""
+    starts: Sequence[tuple[str, str, str]]
+    """Ranks, processes, and the steps at which they have joined."""
+
+
+def outcome(outputs: Iterable[str]) -> Outcome:
+    out = "\n".join(outputs)
+    return Outcome(frozenset(STEP.findall(out)), frozenset(END.findall(out)), [*START.findall(out)])
+
+
+def run(torshrun: Launcher, options: Sequence[str], *argv: str) -> tuple[Outcome, list[str]]:
+    """Run the script on two nodes, which have to end well."""
+    with Job.over_tcp(torshrun, "2", MOST, *options) as job:
+        nodes = [job.start(SCRIPT, *argv) for _ in range(2)]
+        ends = [node.end(100) for node in nodes]
+    assert [code for code, _ in ends] == [0, 0], ends
+    outputs = [output for _, output in ends]
+    return outcome(outputs), outputs
+
+
+APART = "--pid-namespace"
+"""Has the workers of each agent count as those of a host of their own."""
+WAYS = {
+    "memory in common on each node": ("nn-fsdp", (APART, "--nproc-per-node=2"), "2301"),
+    "in hybrid": ("nn-hybrid", (APART, "--nproc-per-node=2"), "0312"),
+    "gathered over nodes": ("nn-mixed", (APART, "--nproc-per-node=1"), "1010"),
+    "memory in common on one host": ("torch-fully_shard", ("--nproc-per-node=2",), "3120"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_workers_of_all_nodes_go_on_with_the_same_bits(torshrun: Launcher, way: str) -> None:
+    model, options, victims = WAYS[way]
+    places = ["backward:2", "half:5", "vote:7", "version:9"]
+    losses = [f"kill:{place}:{rank}" for place, rank in zip(places, victims, strict=True)]
+    losses.insert(2, f"kill:heal:0:{victims[2]}")  # while the second one is replaced
+    expected, _ = run(torshrun, options, model, "12")
+    found, outputs = run(torshrun, options, model, "12", *losses)
+    assert found.steps <= expected.steps, outputs  # who is lost in commit() does not print
+    assert {each.split()[1] for each in found.steps} == {*map(str, range(12))}, outputs
+    assert found.totals == expected.totals, outputs
+    starts = [rank for rank, _, step in found.starts if step != "0"]
+    assert sorted(starts) == sorted([*victims, victims[2]]), outputs
+
+
+def test_when_a_node_is_lost_a_new_one_has_its_shards_from_the_next_node(
+    torshrun: Launcher,
+) -> None:
+    expected, _ = run(torshrun, ("--nproc-per-node=2",), "nn-fsdp", "60")
+    torshrun.environ |= {"PAUSE": "0.05"}
+    with Job.over_tcp(torshrun, "2", MOST, "--nproc-per-node=2") as job:
+        for _ in range(2):
+            job.start(SCRIPT, "nn-fsdp", "60").wait_for("waiting|round")
+        job.nodes[1].wait_for("step 9 ")
+        job.start(SCRIPT, "nn-fsdp", "60")
+        job.nodes[1].send(signal.SIGKILL)
+        ends = [job.nodes[number].end(100) for number in (0, 2)]
+        job.nodes[1].close()
+        outputs = [each.output for each in job.nodes]
+    assert [code for code, _ in ends] == [0, 0], outputs
+    found = outcome(outputs)
+    assert found.steps <= expected.steps, outputs
+    assert found.totals == expected.totals, outputs
+    again = [int(step) for _, _, step in found.starts if step != "0"]
+    newest = max(int(each.split()[1]) for each in STEP.findall(outputs[1]))
+    assert len(again) == 4, outputs
+    assert again[0] >= newest, outputs
+
+
+def test_when_all_workers_are_lost_they_resume_from_memory(torshrun: Launcher) -> None:
+    launch = ("--nproc-per-node=3", "--max-restarts=2", SCRIPT, "nn-fsdp", "12")
+    code, out, err = torshrun.run(*launch)
+    assert code == 0, err
+    expected = outcome([out])
+    code, out, err = torshrun.run(*launch, "kill:half:5:0,1,2", "kill:before:9:0,1,2")
+    assert code == 0, err
+    found = outcome([out])
+    assert found.totals == expected.totals, out
+    assert found.steps <= expected.steps
+    starts = [step for _, _, step in found.starts]
+    assert starts == ["0"] * 3 + [starts[3]] * 3 + ["9"] * 3, out
+    assert starts[3] in ("5", "6"), out
