@@ -22,7 +22,7 @@ SETTLE = 3.0
 """Seconds of steps before each kill, in which standbys are made."""
 FIRST = 5
 """Number of steps before the time of a step is taken."""
-PATIENCE = 60.0
+PATIENCE = 180.0
 """Seconds that a training may take to start, and to go on after a kill."""
 
 
@@ -133,12 +133,13 @@ def losses(training: Training, workers: int, kills: int, restarts: int = 1) -> F
     training.wait("steps", workers, steps=FIRST)
     time.sleep(SETTLE)
     step = training.step()
-    for number in range(1, kills + 1):
+    for _ in range(kills):
         time.sleep(SETTLE + random.random() * step)
-        present = {each.rank: each.pid for each in training.starts()}
+        before = training.starts()
+        present = {each.rank: each.pid for each in before}
         killed = time.monotonic()
         os.kill(random.choice([*present.values()]), signal.SIGKILL)
-        training.wait("step after a kill", workers + number * restarts, killed)
+        training.wait("step after a kill", len(before) + restarts, killed)
         again = min(at for at in training.complete() if at > killed)
         lead = max(each.lead for each in training.starts()[-restarts:])
         waits.append(again - killed)

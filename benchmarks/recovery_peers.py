@@ -15,6 +15,8 @@ from benchmarks.processes import Program, RunError, run, wait_until
 from benchmarks.recovery_jobs import PATIENCE, Figures, Training, losses
 
 HERE = Path(__file__).resolve().parent
+MOST_FAILURES = 10
+"""Number of restarts that a kill may cost: workers may fail to meet in the first of them."""
 ENVIRON = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "GLOO_SOCKET_IFNAME": "lo"}
 
 
@@ -84,7 +86,7 @@ def restarting(python: str, folder: Path, workers: int, kills: int, width: int) 
 
 def torchrun(python: str, workers: int, restarts: int) -> list[str]:
     """Return torch's launcher with options for a job on this node."""
-    options = [f"--nproc-per-node={workers}", f"--max-restarts={restarts}"]
+    options = [f"--nproc-per-node={workers}", f"--max-restarts={MOST_FAILURES * restarts}"]
     return [python, "-m", "torch.distributed.run", "--standalone", "--nnodes=1", *options]
 
 
