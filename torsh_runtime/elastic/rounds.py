@@ -67,6 +67,10 @@ class Rounds:
         self._left.set()
         self._store.put(f"left/{self._start}/{self._rank}", LEFT_EARLY if is_early else b"")
 
+    def refuse(self) -> None:
+        """Tell the agent that this process is about to end, and would after each restart."""
+        self._store.put(f"refused/{self._start}/{self._rank}", b"")
+
     def note_corrupted(self, found: StateCorrupted) -> None:
         """Tell the agent which ranks have a corrupt state, and whether they are healed."""
         facts = {

@@ -18,6 +18,7 @@ from torsh_runtime.errors import TorshError
 from torsh_runtime.transitions import Machine
 from torshrun import exit_codes, own_programs
 from torshrun.agent import machine, protocol
+from torshrun.agent.announcement_texts import unfit
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.corruption import Corruption
@@ -436,6 +437,8 @@ class Agent:
             await self._recovery.tell_exited(self._round.number, rank, on_all_nodes)
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
+        elif isinstance(instruction, protocol.TellUnfit):
+            self._tell.say(unfit(instruction))
         elif isinstance(instruction, protocol.WatchOn):
             assert self._round is not None
             self._hangs.start(self._round)

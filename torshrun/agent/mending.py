@@ -6,6 +6,7 @@ in it. This node tells it how it stands.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from torshrun.agent import protocol
@@ -24,7 +25,8 @@ def joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
         joined |= {event.rank} & state.alive
     elif event.is_early:
         state = replace(state, early=state.early | {event.rank})
-    return replace(state, joined=joined, fresh=fresh)
+    failed = frozenset(each for each in state.failed if each[0] != event.rank)
+    return replace(state, joined=joined, fresh=fresh, failed=failed)
 
 
 def tell_exited(config: LaunchConfig, state: Running, rank: int) -> tuple[protocol.TellExited, ...]:
@@ -56,9 +58,26 @@ def can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
     return (
         state.attempt.restarts < config.max_restarts
         and rank in state.alive
+        and not state.attempt.refused
         and _is_able(config, state, rank)
         and (is_known or bool(survivors & state.joined))
     )
+
+
+def fails_repeatedly(state: Running, event: protocol.WorkerEnded) -> bool:
+    """Return whether a replacement has ended like the one before, by itself and before it joined.
+
+    What it does before join(), such as a collective, it can do only in a start of all workers.
+    """
+    return event.rank in state.fresh and (event.rank, event.status) in state.failed
+
+
+def lose(state: Running, event: protocol.WorkerEnded) -> Step:
+    """End the round as this worker was lost, which others can go on without."""
+    failed = frozenset(each for each in state.failed if each[0] != event.rank)
+    if event.rank in state.fresh and not os.WIFSIGNALED(event.status):
+        failed |= {(event.rank, event.status)}
+    return begin(replace(state, failed=failed), event.rank)
 
 
 def _is_able(config: LaunchConfig, state: Running, lost: int = -1) -> bool:
@@ -104,6 +123,7 @@ def begin(state: Running, *lost: int) -> Step:
         joined=state.joined & alive,
         fresh=state.fresh & alive,
         lost=frozenset(lost),
+        failed=state.failed,
         awaited=state.joined & alive,
     )
     mending, told = tell(mending)
@@ -162,6 +182,7 @@ def next_round(state: Mending, place: base.NodeAssignment) -> Step:
         alive=state.alive | state.lost,
         joined=state.joined,
         fresh=state.fresh | state.lost,
+        failed=state.failed,
         owed=frozenset((rank, signo) for rank in state.lost for signo in attempt.noticed),
     )
     return running, (protocol.ReplaceWorkers(tuple(sorted(state.lost)), place),)

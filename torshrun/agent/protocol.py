@@ -88,6 +88,12 @@ class Left(NamedTuple):
     """True if it did not take all steps."""
 
 
+class Refused(NamedTuple):
+    """A worker is about to end, as join() cannot recover what its program does."""
+
+    rank: int
+
+
 class Parked(NamedTuple):
     """A worker has left the round that is over, and waits for the next."""
 
@@ -121,7 +127,7 @@ class InternalError(NamedTuple):
 
 
 OfRound = WorkerEnded | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
-Recovering = Joined | Left | Parked | ParkingOver
+Recovering = Joined | Left | Refused | Parked | ParkingOver
 Decided = base.RoundFormed | base.RoundClosing | base.Mending | base.JobOver
 Event = OfRound | Recovering | StopRequested | Noticed | Decided | KeeperLost | InternalError
 
@@ -183,6 +189,14 @@ class KillWorkers(NamedTuple):
     """True if others wait for them; otherwise they have not parked in time."""
 
 
+class TellUnfit(NamedTuple):
+    """Tell the user that all workers are restarted, as replacements of this rank fail in the same
+    way before they join."""
+
+    rank: int
+    status: int
+
+
 class WatchOn(NamedTuple):
     """Look once more whether workers hang: those of another node are probably at fault."""
 
@@ -232,7 +246,16 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Mend = EndRound | StartAhead | TellStanding | TellExited | KillWorkers | WatchOn | ReplaceWorkers
+Mend = (
+    EndRound
+    | StartAhead
+    | TellStanding
+    | TellExited
+    | TellUnfit
+    | KillWorkers
+    | WatchOn
+    | ReplaceWorkers
+)
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
 )
