@@ -242,6 +242,12 @@ def test_a_peer_of_recovery_that_nobody_knows() -> None:
     assert "unknown: mpi" in done.stderr
 
 
+def test_corruption() -> None:
+    printed = run("corruption.py")
+    assert "2 ranks, 80,800 bytes of state, a check in 10 steps" in printed
+    assert "8 samples: cost " in printed
+
+
 def test_healing() -> None:
     printed = run("healing.py")
     assert "2 ranks, 2,097,152 bytes" in printed
