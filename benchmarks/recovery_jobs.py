@@ -18,6 +18,8 @@ from typing import NamedTuple, Self
 
 from benchmarks.processes import Program, RunError, started
 
+_START = re.compile(r"start (\d+) (\d+) (\S+)\n")
+_COMMIT = re.compile(r"commit (\d+) (\S+)\n")
 SETTLE = 3.0
 """Seconds of steps before each kill, in which standbys are made."""
 FIRST = 5
@@ -85,27 +87,30 @@ class Training:
         return self._errors.read_text() + self._out.read_text()
 
     def starts(self) -> list[Start]:
-        found = re.findall(r"start (\d+) (\d+) (\S+)\n", self._out.read_text())
+        found = _START.findall(self._out.read_text())
         return [Start(int(rank), int(pid), float(lead)) for rank, pid, lead in found]
 
-    def commits(self) -> dict[int, list[float]]:
-        """Return when ranks committed each step."""
+    def commits(self, starts: int = 0) -> dict[int, list[float]]:
+        """Return when ranks committed each step after so many processes have started."""
+        text = self._out.read_text()
+        ends = [0, *(each.end() for each in _START.finditer(text))]
         commits: dict[int, list[float]] = {}
-        for step, at in re.findall(r"commit (\d+) (\S+)\n", self._out.read_text()):
+        for step, at in _COMMIT.findall(text, ends[starts]) if starts < len(ends) else ():
             commits.setdefault(int(step), []).append(float(at))
         return commits
 
-    def complete(self) -> list[float]:
-        """Return when each step that all ranks have committed was complete, in order."""
-        return sorted(max(each) for each in self.commits().values() if len(each) >= self._workers)
+    def complete(self, starts: int = 0) -> list[float]:
+        """Return when each step that all ranks have committed after so many starts was complete."""
+        commits = self.commits(starts).values()
+        return sorted(max(each) for each in commits if len(each) >= self._workers)
 
-    def wait(self, what: str, starts: int, after: float = 0.0, steps: int = 1) -> None:
-        """Wait for so many starts, and as many steps that were complete after that time.
+    def wait(self, what: str, starts: int, steps: int = 1) -> None:
+        """Wait until all ranks have committed as many steps after so many processes have started.
 
         Raises RunError if they do not come in time, or one of the job's commands has ended.
         """
         deadline = time.monotonic() + PATIENCE
-        while len(self.starts()) < starts or sum(at > after for at in self.complete()) < steps:
+        while len(self.complete(starts)) < steps:
             has_ended = any(each.poll() is not None for each in self._processes)
             if has_ended or time.monotonic() > deadline:
                 why = "the job has ended" if has_ended else f"not within {PATIENCE:g} s"
@@ -139,8 +144,8 @@ def losses(training: Training, workers: int, kills: int, restarts: int = 1) -> F
         present = {each.rank: each.pid for each in before}
         killed = time.monotonic()
         os.kill(random.choice([*present.values()]), signal.SIGKILL)
-        training.wait("step after a kill", len(before) + restarts, killed)
-        again = min(at for at in training.complete() if at > killed)
+        training.wait("step after a kill", len(before) + restarts)
+        again = min(training.complete(len(before) + restarts))
         lead = max(each.lead for each in training.starts()[-restarts:])
         waits.append(again - killed)
         nets.append(again - killed - step - lead)
