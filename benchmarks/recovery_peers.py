@@ -15,6 +15,9 @@ from benchmarks.processes import Program, RunError, run, wait_until
 from benchmarks.recovery_jobs import PATIENCE, Figures, Training, losses
 
 HERE = Path(__file__).resolve().parent
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Variable by which each start has a store of its own: in torchrun's, Gloo finds the addresses of
+workers that have ended."""
 MOST_FAILURES = 10
 """Number of restarts that a kill may cost: workers may fail to meet in the first of them."""
 ENVIRON = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "GLOO_SOCKET_IFNAME": "lo"}
@@ -77,7 +80,8 @@ def restarting(python: str, folder: Path, workers: int, kills: int, width: int) 
     script = [str(HERE / "recovery_torchrun.py"), str(width), str(kept)]
     try:
         with Training(folder, workers) as training:
-            training.start([[*torchrun(python, workers, kills), *script]], ENVIRON)
+            command = [*torchrun(python, workers, kills), *script]
+            training.start([command], {**ENVIRON, **OWN_STORE})
             return losses(training, workers, kills, restarts=workers)
     finally:
         for path in (kept, kept.with_name(f"{kept.name}.new")):
