@@ -195,6 +195,26 @@ def test_a_failure_on_the_host_ends_what_is_under_way_on_gpus(run_any: Run) -> N
     gc.collect()  # Gloo's error holds the frames that it passed, and these the group
 
 
+def test_callbacks_of_the_host_do_not_run_where_deadlines_are_kept(run_any: Run) -> None:
+    over = threading.Event()
+
+    def body(backend: ByDeviceBackend) -> None:
+        backend.all_reduce(on_gpu(3, 1), ReduceOp.SUM, LONG)  # connects
+        if backend.rank == 0:
+            host, gpu = backend.members
+            threads: list[str] = []
+            work = host.all_reduce(np.zeros(3), ReduceOp.SUM, LONG, async_op=True)
+            work.add_done_callback(lambda _: threads.append(threading.current_thread().name))
+            host.abort()
+            assert soon(lambda: gpu.failed, LONG)
+            assert "torsh-nccl" not in threads
+            over.set()
+        assert over.wait(LONG)
+
+    run_any(body)
+    gc.collect()
+
+
 def test_ranks_that_disagree_on_the_host_hear_so_on_gpus(run: Run) -> None:
     def body(backend: ByDeviceBackend) -> None:
         with pytest.raises(tr.CommMismatch):

@@ -15,7 +15,7 @@ import pytest
 from torsh_runtime.backends.base import BackendType, ReduceOp
 from torsh_runtime.backends.library.gloo import GlooBackend
 from torsh_runtime.backends.library.mpi import MpiBackend
-from torsh_runtime.backends.nccl.backend import NcclBackend
+from torsh_runtime.backends.nccl.late import LateNcclBackend
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.errors import BackendUnavailable, CommTimeout, ConfigError
@@ -50,7 +50,7 @@ def test_a_library_that_cannot_even_be_looked_for_is_not_there(
     [
         (MpiBackend, "mpi4py.MPI", "pip install mpi4py"),
         (GlooBackend, "torch.distributed", "pip install torch"),
-        (NcclBackend, "nccl.core", r"pip install '\.\[cuda12\]'"),
+        (LateNcclBackend, "nccl.core", r"pip install '\.\[cuda12\]'"),
     ],
 )
 def test_a_missing_library_is_named_with_the_command_that_installs_it(

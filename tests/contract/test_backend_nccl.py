@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import fake_cupy
+from support import fake_cupy, nccl_groups
 from support.fake_gpus import Connect, Ranks, by_device
 from support.nccl_cases import REFUSED, cases_for_nccl, reductions_of_nccl
 from support.on_device import OnDevice
@@ -40,7 +40,7 @@ def store() -> Iterator[StoreClient]:
 
 @pytest.fixture
 def backend(store: StoreClient) -> Iterator[NcclBackend]:
-    backend = NcclBackend.connect(store, 0, 1, LONG)
+    backend = nccl_groups.connect(store, 0, 1, LONG)
     yield backend
     backend.close()
 
@@ -62,10 +62,10 @@ def ones(library: Any, *shape: int, dtype: str = "float32") -> Any:
 @pytest.mark.skipif(is_available(BackendType.NCCL), reason="there may be a GPU here")
 def test_without_cuda_it_is_unavailable(store: StoreClient) -> None:
     with pytest.raises(BackendUnavailable, match=r"pip install '\.\[cuda12\]'"):
-        NcclBackend.connect(store, 0, 1, 5)
+        nccl_groups.connect(store, 0, 1, 5)
 
 
-KINDS = (("fake", NcclBackend.connect, (2, 3)), ("by-device", by_device, (2,)))
+KINDS = (("fake", nccl_groups.connect, (2, 3)), ("by-device", by_device, (2,)))
 
 
 def _pairs() -> list[Any]:
@@ -273,6 +273,65 @@ def test_nothing_is_held_behind_a_long_kernel(backend: NcclBackend, torch: Any) 
         del array, work
     assert torch.cuda.max_memory_allocated() - before < 8 << 20
     torch.cuda.synchronize()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_calls_that_block_run_on_the_callers_stream(backend: NcclBackend, torch: Any) -> None:
+    own = torch.cuda.ExternalStream(backend._own.handle)
+    backend.barrier(LONG)
+    own.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        array = torch.ones(1 << 20, device="cuda")
+        torch.cuda._sleep(1_000_000_000)
+        for _ in range(10):
+            backend.all_reduce(array, PremulSum(2.0), LONG)
+        assert not torch.cuda.current_stream().query()
+        assert own.query(), "the group's stream has got some of it"
+        work = backend.all_reduce(array, PremulSum(0.5), LONG, async_op=True)
+        work.wait()
+        assert bool((array == 512).all())
+    assert not backend.failed
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_suspended_group_goes_on(backend: NcclBackend, arrays: Any) -> None:
+    for factor in (2.0, 4.0):
+        array = ones(arrays, 1000)
+        backend.all_reduce(array, PremulSum(factor), LONG)
+        backend.suspend(LONG)
+        assert bool((array == factor).all())
+    backend.resume(LONG)
+    backend.barrier(LONG)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_memory_of_a_pool_is_registered_once(backend: NcclBackend, torch: Any) -> None:
+    from torsh_runtime.framework.torch import FRAMEWORK
+    from torsh_runtime.parallel.fsdp.registered_slots import RegisteredSlots
+
+    class Group:
+        register_memory = backend.register_memory
+
+    group: Any = Group()
+    values = torch.ones(1 << 22, device="cuda")
+    pool = FRAMEWORK.memory_pool(values)
+    assert pool is not None
+    slots = RegisteredSlots(pool, group)
+    for _ in range(5):
+        FRAMEWORK.release(values)
+        slots.allocate(values)
+        values.fill_(1.0)
+        backend.all_reduce(values, PremulSum(3.0), LONG)
+    assert bool((values == 3).all())
+    assert len(backend._registered) == 1
+    del pool, slots
+    FRAMEWORK.release(values)
+    backend.barrier(LONG)
+    backend.suspend(LONG)
+    assert not backend._given_up
 
 
 @pytest.mark.gpu

@@ -23,8 +23,9 @@ from support.suite.cases import LONG
 import torsh_runtime as tr
 from torsh_runtime.backends.base import Backend, ReduceOp
 from torsh_runtime.backends.by_device import ByDeviceBackend
+from torsh_runtime.backends.library import failure_notifications
 from torsh_runtime.backends.library.failure_notifications import Call
-from torsh_runtime.backends.nccl import late
+from torsh_runtime.backends.nccl import connecting, late
 from torsh_runtime.backends.nccl.late import LateNcclBackend
 from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost
 from torsh_runtime.job_group import JobGroup
@@ -477,3 +478,93 @@ def test_a_failure_of_a_pair_is_no_silent_end_of_what_streams_wait_for(run: Run)
         assert whole.unreported is None
 
     run(body, 3)
+
+
+def test_a_driver_that_hangs_while_it_is_loaded_delays_no_deadline(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(late, "await_loaded", lambda: over.wait(LONG))
+
+    def body(backend: LateNcclBackend) -> None:
+        with pytest.raises(CommTimeout, match="whether the GPUs' driver hangs"):
+            backend.all_reduce(ones(), ReduceOp.SUM, 0.3)
+
+    run(body)
+    over.set()
+
+
+def test_a_second_threads_deadline_is_kept_while_the_first_one_waits_for_peers(run: Run) -> None:
+    over = threading.Event()
+
+    def body(backend: LateNcclBackend) -> None:
+        if backend.rank == 1:
+            assert over.wait(LONG)
+            return
+        machine = fake_cuda.machine()
+        gpu, errors = machine.current, list[CommError]()
+
+        def first() -> None:
+            machine.current = gpu
+            with pytest.raises(CommTimeout) as caught:
+                backend.all_reduce(ones(), ReduceOp.SUM, LONG)
+            errors.append(caught.value)
+
+        thread = threading.Thread(target=first)
+        thread.start()
+        assert soon(lambda: backend._making[None].locked())
+        with pytest.raises(CommTimeout, match="another thread of this process"):
+            backend.all_reduce(ones(), ReduceOp.SUM, 0.3)
+        thread.join(LONG)
+        over.set()
+        assert len(errors) == 1, "the group has ended for both"
+
+    run(body)
+
+
+def test_a_silent_store_delays_the_first_operations_deadline_little(
+    fake_ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure_notifications, "_PATIENCE", 0.5)
+    monkeypatch.setattr(connecting, "_PATIENCE", 0.5)
+    over = threading.Event()
+
+    def body(backend: LateNcclBackend) -> None:
+        if backend.rank == 0:
+            began = time.monotonic()
+            with fake_ranks.silent_store(), pytest.raises(CommError):
+                backend.all_reduce(ones(), ReduceOp.SUM, 1.0)
+            assert time.monotonic() - began < LONG / 2
+            over.set()
+        assert over.wait(LONG)
+
+    fake_ranks.run(2, body, LateNcclBackend.connect)
+
+
+def test_a_communicator_that_nobody_needs_is_freed_without_holding_up_others(run: Run) -> None:
+    begun, over = threading.Event(), threading.Event()
+
+    class Unneeded:
+        def abort(self) -> None:  # as memory is freed when the GPU has nothing to do
+            begun.set()
+            assert over.wait(LONG)
+
+    def body(backend: LateNcclBackend) -> None:
+        backend.abort()
+        nothing: Any = None
+        made: Any = Unneeded()
+
+        def adopt() -> None:
+            with pytest.raises(CommError, match="was given up"):
+                backend._adopt(nothing, nothing, made, None)
+
+        thread = threading.Thread(target=adopt)
+        thread.start()
+        assert begun.wait(LONG)
+        began = time.monotonic()
+        backend.close()
+        assert time.monotonic() - began < LONG / 2
+        over.set()
+        thread.join(LONG)
+
+    run(body, 1)

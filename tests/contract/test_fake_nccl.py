@@ -15,6 +15,7 @@ CLASSES = [
     ("nccl.core", fake_nccl, "Communicator"),
     ("nccl.core", fake_nccl, "UniqueId"),
     ("nccl.core", fake_nccl, "CustomRedOp"),
+    ("nccl.core", fake_nccl, "RegisteredBufferHandle"),
     ("cuda.core", fake_cuda, "Device"),
     ("cuda.core", fake_cuda, "Stream"),
     ("cuda.core", fake_cuda, "Event"),

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,15 @@ from support.fake_gpus import Jobs, Ranks
 from support.suite.cases import LONG
 
 from torsh_runtime.backends.base import BackendType, ReduceOp
+from torsh_runtime.backends.library import failure_notifications
 from torsh_runtime.backends.library.failure_notifications import Call
 from torsh_runtime.backends.nccl import device
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.backends.nccl.flights import Flight
 from torsh_runtime.backends.work import Work
-from torsh_runtime.errors import CommTimeout
+from torsh_runtime.errors import CommAborted, CommTimeout
 from torsh_runtime.job_group import JobGroup
+from torsh_runtime.store.client import StoreClient
 
 Run = Callable[..., list[Any]]
 MIB = 1 << 20
@@ -600,3 +602,116 @@ def test_the_default_stream_is_refused_during_a_capture_that_it_waits_for(run: R
 
     turn = threading.Lock()
     run(body)
+
+
+def test_a_store_that_does_not_answer_delays_no_deadline(
+    fake_ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither that of a group whose peers' notes are being read, nor that of another one."""
+    monkeypatch.setattr(failure_notifications, "_PATIENCE", 1.0)
+    real, over, threads = StoreClient._ask, threading.Event(), set()
+
+    def ask(self: StoreClient, call: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return real(self, call)
+
+    def body(backend: NcclBackend) -> None:
+        other = fake_ranks.connect(BackendType.NCCL, "other", backend.rank, (0, 1), LONG)
+        with closing(other):
+            backend.barrier(LONG)
+            other.barrier(LONG)
+            if backend.rank == 0:
+                with fake_ranks.silent_store():
+                    backend.all_reduce(full(4, 1), ReduceOp.SUM, LONG, async_op=True)
+                    assert soon(lambda: backend._is_reading)
+                    work = other.all_reduce(full(4, 1), ReduceOp.SUM, 0.5, async_op=True)
+                    with pytest.raises(CommTimeout, match="job's store does not answer"):
+                        work.wait(20)
+                over.set()
+            assert over.wait(LONG)
+            backend.abort()
+
+    monkeypatch.setattr(StoreClient, "_ask", ask)
+    fake_ranks.run(2, body)
+    assert "torsh-nccl-notes" in threads
+    assert "torsh-nccl" not in threads
+
+
+def beside(work: Callable[[], None]) -> threading.Thread:
+    """Start a thread with the calling thread's device."""
+    machine = fake_cuda.machine()
+    gpu = machine.current
+
+    def run() -> None:
+        machine.current = gpu
+        work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_an_abort_frees_those_who_wait_for_another_threads_block(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        ours, others, waits = full(4, 1), full(4, 1), threading.Event()
+
+        def reduce() -> None:
+            waits.set()
+            with pytest.raises(CommAborted):
+                backend.all_reduce(others, ReduceOp.SUM, LONG)
+
+        def launch() -> None:
+            with backend.coalescing():
+                backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
+                thread = beside(reduce)
+                assert waits.wait(LONG)
+                beside(backend.abort).join(LONG)
+                thread.join(LONG / 2)
+                assert not thread.is_alive()
+
+        with pytest.raises(CommAborted):
+            launch()
+
+    run(body)
+
+
+def test_the_deadline_of_an_operation_is_kept_while_another_thread_has_a_block(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        backend.barrier(LONG)
+        others = full(4, 1)
+
+        def reduce() -> None:
+            with pytest.raises(CommTimeout, match="another thread of this process has had a block"):
+                backend.all_reduce(others, ReduceOp.SUM, 0.3)
+
+        with backend.coalescing():
+            thread = beside(reduce)
+            thread.join(LONG / 2)
+            assert not thread.is_alive()
+        assert backend.failed
+
+    run(body)
+
+
+@pytest.mark.parametrize("is_block", [False, True])
+def test_a_block_does_not_defer_another_groups_operations(
+    fake_ranks: Ranks, is_block: bool
+) -> None:
+    def body(backend: NcclBackend) -> None:
+        other = fake_ranks.connect(BackendType.NCCL, "other", backend.rank, (0, 1), LONG)
+        with closing(other):
+            other.barrier(LONG)
+            ours, others = full(4, 1), full(4, 1)
+            with backend.coalescing():
+                backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
+                with other.coalescing() if is_block else nullcontext():
+                    work = other.all_reduce(others, ReduceOp.SUM, LONG, async_op=True)
+                work.wait()
+                assert (others.get() == 2).all()
+                with backend.coalescing():
+                    last = backend.all_reduce(ours, ReduceOp.SUM, LONG, async_op=True)
+            last.wait()
+            assert (ours.get() == 4).all()
+
+    fake_ranks.run(2, body)

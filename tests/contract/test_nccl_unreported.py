@@ -3,6 +3,7 @@ GPUs are fake ones."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -19,14 +20,17 @@ PROGRAM = Path(__file__).parents[1] / "support" / "gpu_failure.py"
 WHY = "all_reduce (operation 2 of the group) timed out after 0.5 s waiting for rank(s) 1"
 
 
-def run(mode: str, choice: str, folder: Path) -> tuple[subprocess.CompletedProcess[str], str]:
+def run(
+    mode: str, choice: str, folder: Path, stderr: int = subprocess.PIPE
+) -> tuple[subprocess.CompletedProcess[str], str]:
     """How the program ended, and the message in its error file, empty if it has none."""
     path = folder / "error.json"
     environ = {"TORSH_ON_GPU_FAILURE": choice, "TORCHELASTIC_ERROR_FILE": str(path)}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), mode],
         env={**os.environ, **environ},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         timeout=60,
         check=False,
@@ -40,6 +44,24 @@ def test_the_process_ends_and_says_why(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGABRT
     assert WHY in done.stderr
     assert "TORSH_ON_GPU_FAILURE=raise" in done.stderr
+    assert message.startswith(f"CommTimeout: {WHY}")
+
+
+def test_the_reason_is_on_stderr_also_where_python_has_another_one(tmp_path: Path) -> None:
+    done, _ = run("hidden", "end", tmp_path)
+    assert done.returncode == -signal.SIGABRT
+    assert WHY in done.stderr
+
+
+def test_the_process_ends_also_if_nobody_reads_its_stderr(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, bytes(fcntl.fcntl(writer, fcntl.F_GETPIPE_SZ)))  # it is full
+    try:
+        done, message = run("unread", "end", tmp_path, writer)
+    finally:
+        os.close(reader)
+        os.close(writer)
+    assert done.returncode == -signal.SIGABRT
     assert message.startswith(f"CommTimeout: {WHY}")
 
 

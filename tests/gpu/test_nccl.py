@@ -46,3 +46,7 @@ def test_floats_of_8_bits(dtype: str) -> None:
     for moved, reduced in passed(run_on_gpus(2, "reduce_float8", dtype)):
         assert moved == [1.0] * 4 + [2.0] * 4
         assert reduced in ([], [3.0] * 4)
+
+
+def test_a_block_does_not_defer_another_groups_operations() -> None:
+    assert passed(run_on_gpus(2, "launch_in_blocks")) == [([4.0] * 4, [4.0] * 4)] * 2

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.forked import Raised
+from support.gpu_compression import CHANCES
 from support.model_parallel import DENSE, Kind
 from support.real_gpus import needs_gpu, passed, run_on_gpus
 
@@ -134,3 +135,11 @@ def test_waits_for_the_gpu_do_not_grow_with_the_number_of_tensors() -> None:
     for found in passed(run_on_gpus(2, "find_waits")):
         assert all(is_right for is_right, _ in found.values()), found
         assert all(waits <= 1 for _, waits in found.values()), found
+
+
+def test_gradients_are_compressed_beside_the_current_stream() -> None:
+    for found in passed(run_on_gpus(2, "compress", 4)):
+        for name, (far, is_free, goes_without_waits) in found.items():
+            assert far < (0.1 if name in CHANCES else 1e-2 if "16" in name else 1e-3), name
+            assert is_free, name
+            assert goes_without_waits == (name != "threshold"), name

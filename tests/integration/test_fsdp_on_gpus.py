@@ -117,10 +117,13 @@ def found(ranks: int) -> dict[Any, list[Any]]:
     if ranks == 2:
         named |= {("held", steps): partial(bodies.held, steps) for steps in (1, 10, 40)}
         named |= {("unstaged", width): partial(bodies.unstaged, width) for width in (64, 512)}
+        for way in ("device", "offloaded"):
+            named["fused", way] = partial(bodies.stepped_fused, way)
         for way in ("gathered", "device"):
             named["detached", way] = partial(bodies.detached, way)
             named["retained", way] = partial(bodies.retained, way)
         named |= {"order": bodies.offloaded_order, "activations": bodies.activations}
+        named["slots"] = bodies.in_slots
     if ranks == 4:
         named["hybrid"] = bodies.hybrid_calls
         named |= {
@@ -152,6 +155,11 @@ class TestTorch:
             unit = 2 * each["parameters"] // 4
             assert each["peak"] <= 2 * each["parameters"] + 4 * unit
 
+    def test_fused_adamw_gives_offloaded_shards_the_same_bits(self) -> None:
+        first, other = found(2)["fused", "offloaded"]
+        assert first[0] == other[0] == found(2)["fused", "device"][0][0]
+        assert first[1] == {("cpu", "torch.float32")}
+
     def test_large_gradients_are_reduced_from_where_they_are(self) -> None:
         assert found(2)["unstaged", 512] == [[True, True]] * 2
         assert found(2)["unstaged", 64] == [[False, False]] * 2
@@ -181,6 +189,14 @@ class TestTorch:
             assert events[-3:] == ["waited", "waited", "over"]
             assert [each for each in events[4:-3] if each != "gradient out"] == back * 2
             assert events.count("gradient out") == 2
+
+    def test_registered_memory_serves_units_in_turns(self) -> None:
+        for each in found(2)["slots"]:
+            plain, registered = each["losses"]
+            assert registered == plain
+            assert sorted(each["registered"]) == [0, 4096], "each once"
+            assert not each["kept"]
+            assert sorted(each["closed"]) == [0, 4096]
 
     def test_activations_are_taken_to_the_cpu_and_weights_stay(self) -> None:
         for taken, are_equal in found(2)["activations"]:

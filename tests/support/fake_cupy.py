@@ -34,7 +34,9 @@ def chosen_stream(queue: Queue) -> Iterator[None]:
     try:
         yield
     finally:
-        streams[queue.gpu.number] = before or queue.gpu.default
+        del streams[queue.gpu.number]  # which would be left to later machines
+        if before is not None:
+            streams[queue.gpu.number] = before
 
 
 def launch(run: Callable[..., object], *arrays: ndarray) -> None:

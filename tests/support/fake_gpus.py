@@ -9,16 +9,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from support import fake_cuda, fake_cupy, fake_driver, fake_nccl
+from support import fake_cuda, fake_cupy, fake_driver, fake_nccl, nccl_groups
 from support.fake_cuda import Machine
 from support.forked import Raised
 from support.suite.cases import LONG
-from support.worlds import PATIENCE
+from support.worlds import PATIENCE, silent
 
 from torsh_runtime.backends import registry
 from torsh_runtime.backends.base import Backend, BackendType, ByDevice
@@ -88,7 +88,7 @@ class Ranks:
         self._clients: list[StoreClient] = []
 
     def run(
-        self, count: int, body: Callable[[Any], Any], connect: Connect = NcclBackend.connect
+        self, count: int, body: Callable[[Any], Any], connect: Connect = nccl_groups.connect
     ) -> list[Any]:
         """What body(backend) returned on each rank; its first error is raised here, and so is
         what would have been undefined on a GPU.
@@ -110,7 +110,11 @@ class Ranks:
         client = StoreClient.connect(self._hosted.endpoint, b"", PATIENCE)
         self._clients.append(client)
         store = client.scoped(f"group/{self._groups}/{name}/")
-        return NcclBackend.connect(store, rank, len(members), timeout)
+        return nccl_groups.connect(store, rank, len(members), timeout)
+
+    def silent_store(self) -> AbstractContextManager[None]:
+        """In it the ranks' store answers nothing."""
+        return silent(self._hosted)
 
     def close(self) -> None:
         self._hosted.close()

@@ -71,6 +71,7 @@ def group() -> Iterator[None]:
 def launch_all(waiting: list[tuple[Communicator, Queue, Op]]) -> None:
     together: dict[Any, list[Op]] = defaultdict(list)
     for communicator, queue, op in waiting:
+        communicator._deferred -= 1
         together[communicator, queue].append(op)
     for (communicator, queue), ops in together.items():
         communicator._launch(queue, ops)
@@ -104,10 +105,29 @@ class CustomRedOp:
         self.closed = True
 
 
+class RegisteredBufferHandle:
+    """Memory that NCCL knows: it has to be allocated until it is closed."""
+
+    def __init__(self, communicator: Communicator, address: int, num_bytes: int) -> None:
+        self._communicator = communicator
+        self._place = communicator._gpu, address, num_bytes
+        self.is_valid = True
+        self._check_memory()
+
+    def close(self) -> None:
+        if self.is_valid:
+            self._check_memory()
+            self.is_valid = False
+
+    def _check_memory(self) -> None:
+        machine().reuse()
+        machine().memory(*self._place)  # notes a fault if it is free
+
+
 class Communicator:
     def __init__(self, ptr: int | None = None) -> None:
         self._clique: Any = None
-        self._resources: list[CustomRedOp] = []
+        self._resources: list[Any] = []
 
     @classmethod
     def init(
@@ -124,6 +144,8 @@ class Communicator:
 
     _rank: int
     _gpu: Gpu
+    _deferred = 0
+    """How many operations are in groups that threads have begun and not ended."""
 
     def _check_valid(self, operation: str = "use") -> Clique:
         if self._clique is None:
@@ -146,9 +168,40 @@ class Communicator:
         return Device(self._gpu.number)
 
     def get_async_error(self) -> int:
-        return self._check_valid("get async error").error
+        clique = self._check_valid("get async error")
+        if clique.suspended.get(self._rank):
+            machine().faults.append("a suspended communicator is asked for errors")
+        return clique.error
+
+    def register_buffer(self, buffer: Any) -> RegisteredBufferHandle:
+        self._check_valid("register_buffer")
+        facts = buffer.__cuda_array_interface__
+        made = RegisteredBufferHandle(self, facts["data"][0], facts["shape"][0])
+        self._resources.append(made)
+        return made
+
+    def suspend(self, flags: int = 1) -> None:
+        """Return when all ranks have called it, as NCCL's does."""
+        self._check_valid("suspend")
+        if release < (2, 29, 7):
+            raise RuntimeError("function ncclCommSuspend is not found")
+        self._change(True)
+
+    def resume(self) -> None:
+        self._check_valid("resume")
+        self._change(False)
+
+    def _change(self, to: bool) -> None:
+        clique = self._check_valid()
+        last = clique.last.get(self._rank)
+        if last is not None and not last.done:
+            machine().faults.append("a communicator is suspended or resumed under its operations")
+        if not clique.all_ranks_become(self._rank, to):
+            raise NCCLError("internal error: the communicator was aborted")
 
     def abort(self) -> None:
+        if self._deferred:
+            machine().faults.append("an abort frees what the end of a group of calls needs")
         self.close_all_resources()
         if self._clique is not None:
             clique, self._clique = self._clique, None
@@ -291,6 +344,7 @@ class Communicator:
             raise NCCLError("unhandled cuda error: the stream is one of another device")
         op = Op(kind, self._rank, buffer.count, buffer.dtype, **facts)
         if getattr(thread, "depth", 0):
+            self._deferred += 1
             thread.waiting.append((self, queue, op))
         else:
             self._launch(queue, [op])
@@ -301,6 +355,8 @@ class Communicator:
         if queue.capture is not None:
             machine().put_node(queue, lambda other: self._launch(other, [*map(replace, ops)]))
             return
+        if clique.suspended.get(self._rank):
+            raise NCCLError("invalid usage: the communicator is suspended")
         clique.connect(self._rank, ops)
         launch = Launch(self._rank, ops)
         with machine().moved:

@@ -68,6 +68,9 @@ class Clique:
     connected: set[Any] = field(default_factory=set)
     last: dict[int, Task] = field(default_factory=dict)
     error: int = SUCCESS
+    suspended: dict[int, bool] = field(default_factory=dict)
+    changes: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """How often each rank has been suspended or resumed."""
     aborted: set[int] = field(default_factory=set)
 
     def join(self, rank: int, size: int, gpu: Gpu) -> None:
@@ -79,6 +82,22 @@ class Clique:
             self.gpus[rank] = gpu
             self.machine.moved.notify_all()
             self.machine.moved.wait_for(lambda: len(self.gpus) == self.size, _PATIENCE)
+
+    def all_ranks_become(self, rank: int, suspended: bool) -> bool:
+        """Whether all ranks have come to suspend or resume the communicator; False once it is
+        aborted."""
+        with self.machine.moved:
+            self.changes[rank] += 1
+            number = self.changes[rank]
+            self.machine.moved.notify_all()
+            self.machine.moved.wait_for(
+                lambda: rank in self.aborted or self._have_come(number), _PATIENCE
+            )
+            self.suspended[rank] = suspended
+            return rank not in self.aborted
+
+    def _have_come(self, number: int) -> bool:
+        return all(self.changes[rank] >= number for rank in range(self.size))
 
     def enqueue(self, op: Op) -> None:
         """Note the operation where its counterparts find it."""

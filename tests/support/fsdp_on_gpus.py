@@ -4,6 +4,7 @@ rank's part, and those of nn are on NCCL's fake."""
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -18,6 +19,7 @@ import torsh_runtime as tr
 from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.framework import torch_offload
 from torsh_runtime.framework.torch import TorchFramework
+from torsh_runtime.parallel.fsdp import registered_slots
 
 LINEAR: Any = tr.ModuleTypeBasedAutoWrap(("Linear",))
 
@@ -42,6 +44,74 @@ def losses(way: str, rank: int) -> list[float]:
             optimizer.step()
             found.append(loss.item())
         return found
+
+
+class Pool:
+    """Stands for memory of GPUs in two segments of one unit, which units have in turns."""
+
+    def __init__(self) -> None:
+        self._segments: list[Any] = []
+        self._next = 0
+
+    def allocate(self, values: Any) -> None:
+        values.untyped_storage().resize_(values.nbytes)
+        self._next += 1
+
+    def address(self, values: Any) -> int:
+        return 4096 * (self._next % 2)
+
+    def segment_of(self, values: Any) -> tuple[int, int]:
+        return 4096 * (self._next % 2), values.nbytes
+
+
+class Registered:
+    is_valid = True
+
+    def __init__(self, closed: list[int], address: int) -> None:
+        self._closed, self._address = closed, address
+
+    def close(self) -> None:
+        self.is_valid = False
+        self._closed.append(self._address)
+
+
+def in_slots(rank: int) -> dict[str, Any]:
+    """Losses of a sharded model with registered memory and without; the addresses that were
+    registered, and those that were given up with the group."""
+    told: list[int] = []
+    closed: list[int] = []
+
+    def register(group: Any, address: int, num_bytes: int, owner: object) -> Any:
+        told.append(address)
+        return Registered(closed, address)
+
+    def trained(is_registered: bool) -> list[float]:
+        model: Any = net(48, 3)
+        for layer in model:
+            tr.fully_shard(layer)
+        tr.fully_shard(model)
+        for layer in model:
+            layer.set_allocate_memory_from_process_group_for_comm(is_registered)
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 48, generator=generator)).square().mean()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    with (
+        as_on_gpus(),
+        patch.object(ProcessGroup, "register_memory", register),
+        patch.object(TorchFramework, "memory_pool", lambda *_: Pool()),
+    ):
+        both = trained(False), trained(True)
+    kept = list(closed)
+    registered_slots._slots.clear()
+    gc.collect()  # models, which hold on to them
+    return {"losses": both, "registered": told, "kept": kept, "closed": closed}
 
 
 class Memory:
@@ -232,6 +302,23 @@ def offloaded_order(rank: int) -> list[str]:
             events.append("over")
         assert not any(each.grad.isnan().any() for each in model.parameters())
     return events
+
+
+def stepped_fused(way: str, rank: int) -> tuple[bytes, set[tuple[str, str]]]:
+    """The bits of a model that torch's fused AdamW has trained, and where its state is."""
+    torch.manual_seed(0)
+    with WAYS[way]():
+        model: Any = tr.FullyShardedDataParallel(net(48, 2), auto_wrap_policy=LINEAR)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+        for step in range(4):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(2 * step + rank)
+            model(torch.randn(2, 48, generator=generator)).square().mean().backward()
+            optimizer.step()
+        whole = [each.flatten() for each in model.state_dict().values()]
+    moments = [each["exp_avg"] for each in optimizer.state.values()]
+    where = {(str(each.device), str(each.dtype)) for each in moments}
+    return torch.cat(whole).numpy().tobytes(), where
 
 
 def activations(rank: int) -> tuple[list[tuple[int, ...]], bool]:

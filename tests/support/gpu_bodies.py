@@ -187,6 +187,27 @@ def reduce_float8(gpu: int, dtype: str) -> list[list[float]]:
     return found
 
 
+def launch_in_blocks(gpu: int) -> tuple[list[float], list[float]]:
+    """What two groups sum up, of which one launches its operations within a block of the other."""
+    torch = importlib.import_module("torch")
+    torch.cuda.set_device(gpu)
+    tr.init_process_group(BOTH, device_id=gpu, timeout=PATIENCE)
+    outer, inner = tr.new_group(), tr.new_group()
+    ours, others = (torch.ones(4, device=f"cuda:{gpu}") for _ in range(2))
+    with outer.launching_together(2):
+        works = [outer.all_reduce(ours, async_op=True) for _ in range(2)]
+        with inner.launching_together(2):
+            last = [inner.all_reduce(others, async_op=True) for _ in range(2)]
+        for work in last:
+            work.wait()
+        seen = others.tolist()
+    for work in works:
+        work.wait()
+    found = ours.tolist(), seen
+    tr.destroy_process_group()
+    return found
+
+
 def average(gpu: int, stream: bool) -> tuple[float, float]:
     """How far gradients that DDP has averaged on GPUs are from their mean, and their norm from its;
     on a stream that is not the default one, if so asked, whose work takes long."""

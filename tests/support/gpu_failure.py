@@ -2,12 +2,14 @@
 
 `gpu_failure.py MODE`: after the failure it ends ("leave"), waits ("stay"), begins another
 collective ("call") or closes its group ("close"). It closes the group before the failure ("early"),
-or as an exception of its own ends it ("exception"). Rank 1 is a thread that does not come to the
-collective.
+or as an exception of its own ends it ("exception"). Where it waits, sys.stderr may stand for
+something else, as in a notebook ("hidden"), or nobody reads what it writes ("unread"). Rank 1 is a
+thread that does not come to the collective.
 """
 
 from __future__ import annotations
 
+import io
 import secrets
 import sys
 import threading
@@ -17,11 +19,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
-from support import fake_cupy
+from support import fake_cupy, nccl_groups
 from support.fake_gpus import fake_gpus
 
 from torsh_runtime.backends.base import ReduceOp
-from torsh_runtime.backends.nccl import backend
+from torsh_runtime.backends.nccl import backend, unreported
 from torsh_runtime.backends.nccl.backend import NcclBackend
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
@@ -37,7 +39,7 @@ def main(mode: str) -> None:
         def connect(rank: int) -> None:
             machine.current = machine.gpus[rank]
             client = StoreClient.connect(hosted.endpoint, b"", LONG)
-            group = NcclBackend.connect(client, rank, 2, LONG)
+            group = nccl_groups.connect(client, rank, 2, LONG)
             group.barrier(LONG)
             groups.append(group)
 
@@ -66,9 +68,13 @@ def before(mode: str, group: NcclBackend, values: object) -> None:
 
 
 def after(mode: str, group: NcclBackend) -> None:
+    if mode == "hidden":
+        sys.stderr = io.StringIO()
+    if mode == "unread":
+        unreported._PATIENCE = 0.2
     while not group.failed:
         time.sleep(0.01)
-    if mode == "stay":
+    if mode in ("stay", "hidden", "unread"):
         time.sleep(LONG)
     if mode == "call":
         group.all_reduce(fake_cupy.asarray(np.zeros(4)), ReduceOp.SUM, LONG)

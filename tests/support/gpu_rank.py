@@ -1,5 +1,5 @@
-"""One rank with a GPU: gpu_rank.py FOLDER calls the function of gpu_bodies, gpu_services or
-gpu_waits that FOLDER/call names, and writes what it returns to a file with the rank's number.
+"""One rank with a GPU: gpu_rank.py FOLDER calls the function that FOLDER/call names, of gpu_bodies
+or one of its neighbours, and writes what it returns to a file with the rank's number.
 
 NCCL refuses two ranks of one host on one GPU. Where there are fewer GPUs than ranks each rank says
 that it is another host, so that they reach each other through sockets, as nodes do.
@@ -12,7 +12,7 @@ import pickle
 import sys
 from pathlib import Path
 
-from support import gpu_bodies, gpu_services, gpu_waits
+from support import gpu_bodies, gpu_compression, gpu_services, gpu_waits
 from support.forked import tried
 
 from torshrun.topology.gpus import visible
@@ -26,7 +26,7 @@ def main() -> None:
         os.environ["NCCL_HOSTID"] = f"host of rank {rank}"
     os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
     name, arguments = pickle.loads((folder / "call").read_bytes())  # noqa: S301  (our parent's)
-    places = (gpu_bodies, gpu_services, gpu_waits)
+    places = (gpu_bodies, gpu_compression, gpu_services, gpu_waits)
     body = next(getattr(each, name) for each in places if hasattr(each, name))
     result = tried(lambda _: body(rank % gpus, *arguments), rank)
     partial = folder / f"{rank}.partial"

@@ -6,8 +6,8 @@ import gc
 import secrets
 import threading
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
 
 from support.forked import HANGS, Raised, run_forked, tried
@@ -106,3 +106,15 @@ def be_rank(
     result = body(rank)
     tr.destroy_process_group()
     return result
+
+
+@contextmanager
+def silent(hosted: HostedStore) -> Iterator[None]:
+    """While it is open, the store's thread is busy, so that it answers nothing."""
+    loop, _ = hosted._ready.result()
+    over = threading.Event()
+    loop.call_soon_threadsafe(over.wait, PATIENCE)
+    try:
+        yield
+    finally:
+        over.set()

@@ -108,6 +108,17 @@ class Facts:
     """
 
 
+class Registration(Protocol):
+    """Represents memory that a backend has been told of, so that it moves it with fewer copies."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Return whether the backend still knows the memory."""
+
+    def close(self) -> None:
+        """Let the backend forget it. The memory's owner is kept until that is so."""
+
+
 class Backend(Operations):
     """Carries out the operations of one rank of a group. Ranks and roots are numbered within the
     group, from 0.
@@ -277,6 +288,24 @@ class Backend(Operations):
         then reported it in the store.
         """
         return None
+
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        """Tell the backend of memory on a GPU that operations will use again and again.
+
+        All ranks do that at the same point of their operations. `owner` keeps the memory. Returns
+        None if that gains nothing, or cannot be done before the group's first operation on GPUs.
+        """
+        return None
+
+    def suspend(self, timeout: float) -> None:
+        """Give back memory that the group holds beyond its connections, until its next operation.
+
+        All ranks call it at the same time. It waits until what was begun is over, for at most
+        `timeout` seconds. Backends that hold little do nothing.
+        """
+
+    def resume(self, timeout: float) -> None:
+        """Take the memory again, as the next operation would. All ranks call it."""
 
     @abstractmethod
     def abort(self) -> None:

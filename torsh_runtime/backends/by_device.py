@@ -10,8 +10,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Facts, Reduce
+from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Facts, Reduce, Registration
 from torsh_runtime.backends.library.failure_notifications import FailureCause
+from torsh_runtime.backends.library.library_backend import LibraryBackend
 from torsh_runtime.backends.library.operands import is_list
 from torsh_runtime.backends.nccl.device import is_on_gpu
 from torsh_runtime.backends.nccl.late import LateNcclBackend
@@ -113,6 +114,17 @@ class ByDeviceBackend(Backend):
     def common_memory(self, num_bytes: int, timeout: float) -> memoryview | None:
         return self._host.common_memory(num_bytes, timeout)
 
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        return self._gpu.register_memory(address, num_bytes, owner)
+
+    def suspend(self, timeout: float) -> None:
+        self._host.suspend(timeout)
+        self._gpu.suspend(timeout)
+
+    def resume(self, timeout: float) -> None:
+        self._host.resume(timeout)
+        self._gpu.resume(timeout)
+
     def abort(self) -> None:
         for member in self._members:
             member.abort()
@@ -127,8 +139,13 @@ class ByDeviceBackend(Backend):
             gpu.close()
 
     def cause(self) -> FailureCause | None:
-        """Return why the backend beside NCCL has failed, or None if it has not."""
+        """Return why the backend beside NCCL has failed, or None if it has not.
+
+        The thread that watches all groups calls it, so it runs no callbacks of the program.
+        """
         host, _ = self._members
+        if isinstance(host, LibraryBackend):
+            return host.ended() if host.failed and not self._closing else None
         try:
             if host.failed:
                 host.barrier(_PATIENCE)  # raises what the group has ended with

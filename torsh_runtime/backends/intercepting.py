@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, Envelope, Facts, MeetingStore
+from torsh_runtime.backends.base import Backend, Envelope, Facts, MeetingStore, Registration
 from torsh_runtime.backends.operation import Op, Reduce
 from torsh_runtime.backends.spares import Spares
 from torsh_runtime.backends.work import Work
@@ -84,6 +84,15 @@ class Intercepting(Backend):
         self, store: MeetingStore, name: str, ranks: Sequence[int], timeout: float
     ) -> Backend | None:
         return self._backend.subgroup(store, name, ranks, timeout)
+
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        return self._backend.register_memory(address, num_bytes, owner)
+
+    def suspend(self, timeout: float) -> None:
+        self._backend.suspend(timeout)
+
+    def resume(self, timeout: float) -> None:
+        self._backend.resume(timeout)
 
     def abort(self) -> None:
         self._backend.abort()

@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.base import Backend, BackendType, Registration
 from torsh_runtime.backends.intercepting import seen
 from torsh_runtime.backends.reconfiguration import Reconfiguration, Unmet, check_plan
 from torsh_runtime.backends.recorder import GroupRecorder
@@ -234,6 +234,47 @@ class ProcessGroup(Reductions, DataMovement, Rooted, Barriers, PointToPoint):
     def common_memory(self, num_bytes: int) -> memoryview | None:
         """Return `num_bytes` bytes that all ranks share, or None if there are none; see Backend."""
         return self._backend.common_memory(num_bytes, self._timeout)
+
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        """Tell the backend of memory on a GPU that operations will use again and again; see
+        Backend."""
+        return self._backend.register_memory(address, num_bytes, owner)
+
+    def suspend(self) -> None:
+        """Give back memory that the group holds beyond its connections, until its next operation.
+
+        All ranks call it at the same time. It waits until what was begun is over. With NCCL the
+        communicator's buffers go back to the GPU, as ncclCommSuspend() does.
+
+        Raises:
+            CommError: If a rank does not come within the group's timeout, or has failed.
+            RuntimeError: If it is called within coalesce().
+
+        Example:
+            ```python
+            group.suspend()  # the GPU is for generation now
+            generate(prompts)
+            group.resume()  # or the next operation of all ranks does it
+            ```
+        """
+        self.check_not_held_back("suspend()")
+        self._backend.suspend(self._timeout)
+
+    def resume(self) -> None:
+        """Take the memory again that suspend() gave back. All ranks call it.
+
+        The group's next operation does it, too, and then needs all ranks: call this first if that
+        is a message.
+
+        Raises:
+            CommError: If a rank does not come within the group's timeout, or has failed.
+
+        Example:
+            ```python
+            group.resume()
+            ```
+        """
+        self._backend.resume(self._timeout)
 
     def abort(self) -> None:
         """End all ranks' pending and later operations with CommAborted.

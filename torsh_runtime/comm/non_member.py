@@ -35,6 +35,7 @@ class NonMember(ProcessGroup):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise ConfigError(self._words)
 
+    suspend = resume = _refuse
     _member = _other = _source = _one_per_rank = _only_at = _refuse
 
     def note_title(self, title: str) -> None:

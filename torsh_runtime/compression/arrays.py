@@ -1,4 +1,5 @@
-"""Handles arrays of numpy or cupy by one code path, in pieces that fit the processor's cache."""
+"""Handles arrays of numpy or cupy and torch tensors by one code path, in pieces that fit the
+processor's cache."""
 
 from __future__ import annotations
 
@@ -9,14 +10,22 @@ from typing import Any
 
 import numpy as np
 
+from torsh_runtime.compression import tensors
+from torsh_runtime.compression.tensors import TensorArray
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.numpy_or_cupy import array_module, bfloat16
+from torsh_runtime.numpy_or_cupy import array_module as numpy_or_cupy
+from torsh_runtime.numpy_or_cupy import bfloat16
 
 Array = Any
-"""A numpy or cupy array."""
+"""A numpy or cupy array, or a TensorArray."""
 _IN_CACHE = 1 << 16
 """Elements per piece."""
 _PRECISIONS = {"float16": "float32", "bfloat16": "float32", "float32": "float32"}
+
+
+def array_module(array: Array) -> Any:
+    """Return the functions for the array: those of numpy, of cupy, or of tensors on its device."""
+    return array.module if isinstance(array, TensorArray) else numpy_or_cupy(array)
 
 
 def working_dtype(array: Array) -> np.dtype[Any]:
@@ -58,6 +67,32 @@ def pieces(array: Array) -> Iterator[slice]:
 def is_finite(array: Array) -> bool:
     """Return whether no element is NaN or infinite, without a temporary array."""
     return not array.size or all(math.isfinite(float(x)) for x in (array.max(), array.min()))
+
+
+def drop_what_is_not_finite(array: Array) -> None:
+    """Set elements that are NaN or infinite to 0."""
+    if isinstance(array, TensorArray):
+        tensors.drop_what_is_not_finite(array)
+    elif not is_finite(array):
+        array[~array_module(array).isfinite(array)] = 0
+
+
+def nan_unless_finite(values: Array, of: Array) -> None:
+    """Set all values to NaN unless all elements of `of` are finite."""
+    if isinstance(values, TensorArray):
+        tensors.nan_unless_finite(values, of)
+    elif not is_finite(of):
+        values[...] = np.nan
+
+
+def shortened(array: Array, limit: float) -> Array:
+    """Return the array, scaled in place to a Euclidean norm of at most `limit`."""
+    if isinstance(array, TensorArray):
+        return tensors.shortened(array, limit)
+    norm = float(array_module(array).linalg.norm(array))
+    if norm > limit:
+        array *= limit / norm
+    return array
 
 
 def on_host(array: Array) -> np.ndarray[Any, Any]:

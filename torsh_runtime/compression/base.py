@@ -15,10 +15,17 @@ import numpy as np
 from torsh_runtime.backends.work import Work
 from torsh_runtime.comm.default import default_group
 from torsh_runtime.comm.group import ProcessGroup
-from torsh_runtime.compression.arrays import Array, is_finite, on_host, working_dtype
+from torsh_runtime.compression.arrays import (
+    Array,
+    array_module,
+    drop_what_is_not_finite,
+    on_host,
+    working_dtype,
+)
 from torsh_runtime.compression.residuals import Residuals
+from torsh_runtime.compression.streams import SideStreams, as_tensor
+from torsh_runtime.compression.tensors import TensorArray
 from torsh_runtime.compression.wire import Stats, Wire
-from torsh_runtime.numpy_or_cupy import array_module
 
 _log = logging.getLogger("torsh_runtime")
 
@@ -70,7 +77,7 @@ class FlatBucket:
     """
 
     array: Array
-    """The gradients in sequence: flat, numpy or cupy, of one dtype."""
+    """The gradients in sequence: flat, numpy, cupy or a torch tensor, of one dtype."""
     shapes: list[tuple[int, ...]]
     """The shapes of the gradients, in order."""
     names: list[str]
@@ -139,6 +146,7 @@ class Compressor(ABC):
         self._steps = 0
         self._place: tuple[int, int] | None = None
         self._settled: object = None
+        self._sides = SideStreams()
 
     def __repr__(self) -> str:
         options = {name: value for name, value in vars(self).items() if name[0] != "_"}
@@ -146,7 +154,7 @@ class Compressor(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickling or copying; the copy checks again that ranks agree."""
-        return {**vars(self), "_settled": None}
+        return {**vars(self), "_settled": None, "_sides": SideStreams()}
 
     def __call__(self, state: ProcessGroup | None, bucket: Bucket) -> Work:
         """Begin to average the bucket's array over the group's ranks, in place.
@@ -164,10 +172,28 @@ class Compressor(ABC):
             CommError: Here or in wait(), if communication fails.
         """
         group = state or default_group()
+        tensor = _tensor_of(bucket)
+        if tensor is not None:
+            return self._average_tensor(group, bucket, tensor)
         dtype = working_dtype(bucket.array)
         on_cpu = array_module(bucket.array) is np  # a GPU's device and stream are this thread's
         work = group.in_order(lambda: self._average(group, bucket, dtype), async_op=on_cpu)
         return work.giving((bucket.array,))
+
+    def _average_tensor(self, group: ProcessGroup, bucket: Bucket, tensor: Any) -> Work:
+        """Average a torch tensor by torch's operations, on a GPU beside what comes next."""
+        array = TensorArray(tensor.detach())
+        facts = bucket.shapes, bucket.names, bucket.index(), bucket.is_last()
+        dtype = working_dtype(array)
+
+        def average() -> None:
+            self._average(group, FlatBucket(array, *facts), dtype)
+
+        if tensor.is_cuda:
+            work = self._sides.run(average, tensor)
+        else:
+            work = group.in_order(average, async_op=True)
+        return work.giving((tensor,))
 
     def stats(self) -> Stats:
         """Return a copy of the counts of what was sent so far.
@@ -231,8 +257,8 @@ class Compressor(ABC):
         sent = self._exchange(turn, pending, out)
         if out is not array:
             array[...] = out
-        if self.error_feedback and not is_finite(pending):
-            pending[~array_module(pending).isfinite(pending)] = 0
+        if self.error_feedback:
+            drop_what_is_not_finite(pending)
         return sent
 
     @abstractmethod
@@ -281,3 +307,11 @@ class Compressor(ABC):
                 shared = zlib.crc32(on_host(kept.arrays[name]).tobytes(), shared)
         wire.check_agreed(repr(self), self._steps, shared)
         self._place, self._settled = place, here
+
+
+def _tensor_of(bucket: Bucket) -> Any:
+    """Return the bucket's torch tensor: the one that it has as its array, or on a GPU its buffer;
+    None if it has neither."""
+    buffer: Callable[[], Any] | None = getattr(bucket, "buffer", None)
+    tensor = as_tensor(bucket.array if buffer is None else buffer())
+    return tensor if buffer is None or (tensor is not None and tensor.is_cuda) else None

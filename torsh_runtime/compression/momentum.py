@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, is_finite
+from torsh_runtime.compression.arrays import Array, drop_what_is_not_finite, shortened
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.compression.residuals import Residuals
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.numpy_or_cupy import array_module
 
 _FIRST_RATIO = 0.25
 
@@ -81,16 +80,12 @@ class MomentumCorrection(Compressor):
         sent = self.compressor.reduce(turn._replace(ratio=self._ratio_at(turn.step)), dtype)
         if sent is not None:
             velocity[sent] = 0
-        if not is_finite(velocity):
-            velocity[~array_module(velocity).isfinite(velocity)] = 0
+        drop_what_is_not_finite(velocity)
         return sent
 
     def _clipped(self, gradient: Array, ranks: int) -> Array:
         if self.clip_norm is not None:
-            limit = self.clip_norm / ranks**0.5
-            norm = float(array_module(gradient).linalg.norm(gradient))
-            if norm > limit:
-                gradient *= limit / norm
+            return shortened(gradient, self.clip_norm / ranks**0.5)
         return gradient
 
     def _ratio_at(self, step: int) -> float | None:

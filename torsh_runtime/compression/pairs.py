@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, half_dtype
-from torsh_runtime.numpy_or_cupy import array_module
+from torsh_runtime.compression import tensors
+from torsh_runtime.compression.arrays import Array, array_module, half_dtype
+from torsh_runtime.compression.tensors import TensorArray
 
 _BITS = 16
 _COUNT = 4
@@ -36,13 +37,25 @@ def pack(indices: Array, values: Array, size: int) -> Array:
     return packed
 
 
-def unpack(packed: Array, size: int, dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    """Return the indices and values that were packed."""
-    xp = array_module(packed)
+def unpack(
+    packed: Array, size: int, dtype: np.dtype[Any], pairs: int | None = None
+) -> tuple[Array, Array]:
+    """Return the indices and values that were packed, of so many pairs, if that is known."""
     counts = packed[: _COUNT * _blocks(size)].view(np.uint32).astype(np.int64)
-    head, middle, end = _bounds(size, int(counts.sum()), dtype)
-    starts = xp.repeat(xp.arange(counts.size) << _BITS, counts.tolist())
+    if pairs is None or not isinstance(packed, TensorArray):
+        pairs = int(counts.sum(0))
+    head, middle, end = _bounds(size, pairs, dtype)
+    starts = _starts(counts, pairs)
     return starts + packed[middle:end].view(np.uint16), packed[head:middle].view(dtype)
+
+
+def _starts(counts: Array, pairs: int) -> Array:
+    """Return for each of the pairs the first index that its block may have."""
+    xp = array_module(counts)
+    starts = xp.arange(counts.size) << _BITS
+    if isinstance(counts, TensorArray):  # which cannot be listed without a wait for the GPU
+        return tensors.repeated(starts, counts, pairs)
+    return xp.repeat(starts, counts.tolist())
 
 
 def _bounds(size: int, count: int, dtype: np.dtype[Any]) -> tuple[int, int, int]:

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, half_dtype, pieces, seed_of
+from torsh_runtime.compression.arrays import Array, array_module, half_dtype, pieces, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.compression.residuals import Residuals, spans
+from torsh_runtime.compression.tensors import TensorArray
 from torsh_runtime.compression.wire import Wire
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.numpy_or_cupy import array_module
 
 _LOST = 1e-5
 """A column with less than this part left after orthogonalisation holds only rounding errors."""
@@ -75,6 +75,8 @@ class PowerSGD(Compressor):
         self.min_compression_rate, self.values, self.seed = min_compression_rate, values, seed
         self._value_dtype = None if values is None else half_dtype(values)
         self._q = Residuals()
+        self._drawn: dict[str, Array] = {}
+        """For tensors what takes the place of lost columns, equal on all ranks in any step."""
 
     def _shared(self) -> dict[str, Residuals]:
         return {"q": self._q}
@@ -132,12 +134,32 @@ class PowerSGD(Compressor):
         """
         xp, shape = array_module(like), (matrix.columns, matrix.rank)
         q = self._q.arrays.get(matrix.name)
-        q = xp.zeros(shape, like.dtype) if q is None or q.shape != shape else xp.asarray(q)
+        is_kept = q is not None and q.shape == shape
+        q = xp.asarray(q) if is_kept else xp.zeros(shape, like.dtype)
         lost = ~(xp.isfinite(q).all(axis=0) & q.any(axis=0))
-        if lost.any():
-            draw = np.random.default_rng(seed_of(self.seed, turn.step, matrix.name))
-            q = xp.where(lost, xp.asarray(draw.standard_normal(shape)), q)
+        if isinstance(lost, TensorArray):  # whether any are would make the processor wait
+            q = xp.where(lost, self._new_columns(matrix, turn.step, like, is_kept), q)
+        elif lost.any():
+            q = xp.where(lost, xp.asarray(self._draw(matrix, turn.step)), q)
         return (q / xp.abs(q).max(axis=0)).astype(like.dtype)
+
+    def _draw(self, matrix: _Matrix, step: int) -> np.ndarray[Any, Any]:
+        draw = np.random.default_rng(seed_of(self.seed, step, matrix.name))
+        return draw.standard_normal((matrix.columns, matrix.rank))
+
+    def _new_columns(self, matrix: _Matrix, step: int, like: Array, is_kept: bool) -> Array:
+        """Return columns for a Q on a GPU: this step's, or those of step 0 where it has some.
+
+        These are drawn once only. Ranks that have begun at different steps have the same.
+        """
+        xp = array_module(like)
+        if not is_kept:
+            return xp.asarray(self._draw(matrix, step))
+        drawn = self._drawn.get(matrix.name)
+        if drawn is None or drawn.shape != (matrix.columns, matrix.rank):
+            drawn = xp.asarray(self._draw(matrix, 0)).astype(like.dtype)
+            self._drawn[matrix.name] = drawn
+        return drawn
 
 
 def _size(places: Sequence[slice]) -> int:

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, pieces, seed_of
+from torsh_runtime.compression.arrays import Array, array_module, pieces, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.compression.wire import Wire
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.numpy_or_cupy import array_module
 
 _SCALE = 4
 """Bytes of a row's scale, a float32."""
@@ -50,7 +49,7 @@ class _Quantised(Compressor):
         if ranks <= _FEW:
             sent, divisor = wire.all_gather(codes), ranks
         else:
-            sent, divisor = self._coded_again(codes, rows, filled, wire, draw), 1
+            sent, divisor = self._coded_again(codes, rows, filled, size, wire, draw), 1
         if self.error_feedback:
             pending[...] = rows.reshape(-1)[:size]
         rows[...] = 0
@@ -60,9 +59,9 @@ class _Quantised(Compressor):
         out[...] = rows.reshape(-1)[:size]
 
     def _coded_again(
-        self, codes: Array, rows: Array, filled: Array, wire: Wire, draw: Any
+        self, codes: Array, rows: Array, filled: Array, size: int, wire: Wire, draw: Any
     ) -> Array:
-        """Return the codes of the average, (1, rows, bytes of each).
+        """Return the codes of the average of `size` elements, (1, rows, bytes of each).
 
         The error of encoding it is added to this rank's part of the rows.
         """
@@ -72,7 +71,8 @@ class _Quantised(Compressor):
         for part in wire.all_to_all(codes).reshape(ranks, per_rank, -1):
             self._add(part, mean, 1)
         mean /= ranks
-        mean.reshape(-1)[int(filled[own].sum()) :] = 0
+        first = own.start * rows.shape[1]
+        mean.reshape(-1)[max(size - first, 0) :] = 0
         again = self._encode_all(mean, filled[own], draw)
         if self.error_feedback:
             self._add(again, mean, -1)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, on_host
+from torsh_runtime.compression.arrays import Array, array_module, on_host
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.numpy_or_cupy import array_module
 
 if TYPE_CHECKING:
     from torsh_runtime.compression.base import Bucket

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, pieces
-from torsh_runtime.numpy_or_cupy import array_module
+from torsh_runtime.compression import tensors
+from torsh_runtime.compression.arrays import Array, array_module, pieces
+from torsh_runtime.compression.tensors import TensorArray
 
 _SMALL = 1 << 16
 _SAMPLE = 1 << 14
@@ -35,6 +36,8 @@ def largest(values: Array, k: int) -> Array:
     xp = array_module(values)
     if k >= values.size:
         return xp.arange(values.size)
+    if isinstance(values, TensorArray):
+        return tensors.largest(values, k)
     if values.size <= _SMALL:
         return _among(values, xp.arange(values.size), k)
     least = float(np.finfo(values.dtype).smallest_subnormal)

@@ -7,13 +7,12 @@ from abc import abstractmethod
 
 import numpy as np
 
-from torsh_runtime.compression.arrays import Array, is_finite, seed_of
+from torsh_runtime.compression.arrays import Array, array_module, nan_unless_finite, seed_of
 from torsh_runtime.compression.base import Compressor, Turn
 from torsh_runtime.compression.pairs import pack, unpack, value_dtype
 from torsh_runtime.compression.selection import at_least, largest
 from torsh_runtime.compression.wire import Wire
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.numpy_or_cupy import array_module
 
 
 class _Share:
@@ -49,7 +48,7 @@ class _Gathered(Compressor):
         payload = pack(indices, values, pending.size)
         out[...] = 0
         for other in self._gather(turn.wire, payload):
-            where, what = unpack(other, pending.size, self._value_dtype)
+            where, what = unpack(other, pending.size, self._value_dtype, self._sent(turn, pending))
             out[where] += what.astype(out.dtype) / turn.wire.world_size
         return indices
 
@@ -59,6 +58,10 @@ class _Gathered(Compressor):
 
     def _gather(self, wire: Wire, payload: Array) -> Array | list[Array]:
         return wire.all_gather(payload)
+
+    def _sent(self, turn: Turn, pending: Array) -> int | None:
+        """Return how many pairs each rank sends; None if that differs."""
+        return None
 
 
 class TopK(_Share, _Gathered):
@@ -97,6 +100,9 @@ class TopK(_Share, _Gathered):
 
     def _select(self, turn: Turn, pending: Array) -> Array:
         return largest(pending, self._count(turn, pending.size))
+
+    def _sent(self, turn: Turn, pending: Array) -> int:
+        return self._count(turn, pending.size)
 
 
 class Threshold(_Gathered):
@@ -178,8 +184,7 @@ class RandomK(_Share, Compressor):
         draw = np.random.default_rng(seed_of(self.seed, turn.step, turn.bucket.index()))
         indices = xp.asarray(np.sort(draw.choice(size, k, replace=False, shuffle=False)))
         values = pending[indices].astype(np.float32)
-        if not is_finite(pending):
-            values[...] = np.nan  # or a value that is not finite might never be drawn
+        nan_unless_finite(values, pending)  # or one that is not finite might never be drawn
         pending[indices] -= values.astype(pending.dtype)
         if not self.error_feedback:
             values *= size / k

@@ -9,8 +9,8 @@ import numpy as np
 
 from torsh_runtime.backends.base import ReduceOp
 from torsh_runtime.comm.agreement import agree
-from torsh_runtime.compression.arrays import Array
-from torsh_runtime.numpy_or_cupy import array_module
+from torsh_runtime.compression.arrays import Array, array_module
+from torsh_runtime.compression.tensors import plain
 
 if TYPE_CHECKING:
     from torsh_runtime.comm.group import ProcessGroup
@@ -64,7 +64,7 @@ class Wire:
     def all_gather(self, array: Array) -> Array:
         """Return all ranks' arrays, which have one size, as a row for each rank."""
         rows = array_module(array).empty((self.world_size, *array.shape), array.dtype)
-        self._group.all_gather_into_tensor(rows, array)
+        self._group.all_gather_into_tensor(plain(rows), plain(array))
         self._count(rows.nbytes)
         return rows
 
@@ -72,7 +72,7 @@ class Wire:
         """Return all ranks' arrays, whose sizes may differ, by rank."""
         sizes = self.numbers(array.size)[:, 0]
         parts = [array_module(array).empty(int(size), array.dtype) for size in sizes]
-        self._group.all_gather(parts, array)
+        self._group.all_gather([plain(part) for part in parts], plain(array))
         self._count(sum(part.nbytes for part in parts))
         return parts
 
@@ -80,7 +80,7 @@ class Wire:
         """Send the r-th of world_size equal parts to rank r; return the received parts in order
         of rank."""
         received = array_module(array).empty_like(array)
-        self._group.all_to_all_single(received, array)
+        self._group.all_to_all_single(plain(received), plain(array))
         self._count(array.nbytes)
         return received
 
@@ -103,7 +103,7 @@ class Wire:
         self._stats.dense_bytes += 2 * self._others(4 * elements)
 
     def _all_reduce(self, array: Array, op: ReduceOp) -> None:
-        self._group.all_reduce(array, op)
+        self._group.all_reduce(plain(array), op)
         self._count(2 * array.nbytes)
 
     def _count(self, nbytes: int) -> None:

@@ -45,6 +45,19 @@ class Splitter(Protocol[Given, Source]):
         """
 
 
+class MemoryPool(Protocol):
+    """Lists the operations of memory that an allocator gives to nothing else."""
+
+    def allocate(self, values: Any) -> None:
+        """Give values that release() has freed some of the pool."""
+
+    def address(self, values: Any) -> int:
+        """Return the address of the values."""
+
+    def segment_of(self, values: Any) -> tuple[int, int]:
+        """Return address and bytes of the whole memory in which the values are."""
+
+
 class Framework(Protocol[T, V, M]):
     """Describes one framework. `T` are its tensors, `V` their values, and `M` its modules."""
 
@@ -100,6 +113,9 @@ class Framework(Protocol[T, V, M]):
 
     def allocate(self, values: V) -> None:
         """Give them memory again, with any contents."""
+
+    def memory_pool(self, like: V) -> MemoryPool | None:
+        """Return new memory on the GPU of `like`; None if this framework has no such pools."""
 
     def holders(self, values: V) -> int:
         """Return how many arrays have the memory of these values, or a few more: to be compared

@@ -20,6 +20,7 @@ from torsh_runtime.framework import torch_foreach, torch_offload
 from torsh_runtime.framework.parts import Part, Same
 from torsh_runtime.framework.protocol import Call, Initialise
 from torsh_runtime.framework.torch_graph import applied, applied_jointly, run_backward
+from torsh_runtime.framework.torch_pool import TorchPool
 from torsh_runtime.framework.torch_splitting import TorchSplitter
 from torsh_runtime.integrations.torch import parts
 from torsh_runtime.integrations.torch.allocator import give_freed_memory_back, tune_allocator
@@ -81,6 +82,9 @@ class TorchFramework:
 
     def allocate(self, values: Tensor) -> None:
         values.untyped_storage().resize_(values.nbytes)
+
+    def memory_pool(self, like: Tensor) -> TorchPool | None:
+        return TorchPool(like.device) if like.is_cuda else None
 
     def holders(self, values: Tensor) -> int:
         count: int = _C._storage_Use_Count(values.untyped_storage()._cdata)

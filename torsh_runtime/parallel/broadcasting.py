@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,38 +14,69 @@ from torsh_runtime.framework.models import kind_of
 
 _SMALL = 1 << 20
 """Bytes up to which copying a tensor on a GPU costs less than an operation for it alone."""
+_TOGETHER = 64 << 20
+"""Bytes of tensors on GPUs, copies of small ones among them, that are launched together. Further
+ones come behind them on the same streams, where memory of the copies is used again."""
 
 
 def broadcast_all(wanted: Iterable[tuple[ProcessGroup, int, Tensor]]) -> None:
     """Give all ranks of each group the values that its root has of a tensor.
 
     What is in the host's memory is sent from where it is. On GPUs small tensors are copied into one
-    array for each group, root, dtype and device, and all of a group are launched together.
+    array for each group, root, dtype and device, and those of a group are launched together, about
+    64 MiB at a time.
     """
     works: list[Work] = []
-    parcels: dict[Any, _Parcel] = {}
+    there: dict[ProcessGroup, list[tuple[int, Tensor]]] = {}
     for group, root, tensor in wanted:
         values = tensor.data
         if isinstance(values, np.ndarray) or getattr(values, "is_cpu", False):
             works.append(group.broadcast(values, root, async_op=True))
-            continue
-        key = group, root, kind_of(values)
+        else:
+            there.setdefault(group, []).append((root, tensor))
+    for group, tensors in there.items():
+        for some in _portions(tensors):
+            _broadcast_on_gpus(group, some)
+    for work in works:
+        work.wait()
+
+
+def _portions(tensors: list[tuple[int, Tensor]]) -> Iterator[list[tuple[int, Tensor]]]:
+    """Cut one group's tensors into portions, which are the same on all of its ranks."""
+    some: list[tuple[int, Tensor]] = []
+    size = 0
+    for root, tensor in tensors:
+        if some and size + tensor.data.nbytes > _TOGETHER:
+            yield some
+            some, size = [], 0
+        some.append((root, tensor))
+        size += tensor.data.nbytes
+    if some:
+        yield some
+
+
+def _broadcast_on_gpus(group: ProcessGroup, tensors: list[tuple[int, Tensor]]) -> None:
+    parcels: dict[Any, _Parcel] = {}
+    for root, tensor in tensors:
+        key = root, kind_of(tensor.data)
         if key not in parcels:
-            parcels[key] = _Parcel(group, root, tensor)
-        parcels[key].add(values)
-    for group in dict.fromkeys(each.group for each in parcels.values()):
-        works += _begun([each for each in parcels.values() if each.group is group])
+            parcels[key] = _Parcel(root, tensor)
+        parcels[key].add(tensor.data)
+    sent = [(values, each.root) for each in parcels.values() for values in each.pack()]
+    with group.launching_together(len(sent)):
+        works = [group.broadcast(values, root, async_op=True) for values, root in sent]
     for work in works:
         work.wait()
     for parcel in parcels.values():
-        parcel.unpack()
+        if parcel.root != group.rank:
+            parcel.unpack()
 
 
 class _Parcel:
     """Holds what a root sends of one dtype from one GPU."""
 
-    def __init__(self, group: ProcessGroup, root: int, tensor: Tensor) -> None:
-        self.group, self.root = group, root
+    def __init__(self, root: int, tensor: Tensor) -> None:
+        self.root = root
         self._foreach = framework_of(tensor).foreach
         self._large: list[Any] = []
         self._small: list[Any] = []
@@ -64,13 +95,5 @@ class _Parcel:
 
     def unpack(self) -> None:
         """Copy what has come to where it belongs."""
-        if self._flat is not None and self.group.rank != self.root:
+        if self._flat is not None:
             self._foreach.copy_(self._small, self._flat)
-
-
-def _begun(parcels: list[_Parcel]) -> list[Work]:
-    """Begin the broadcasts of one group."""
-    group = parcels[0].group
-    sent = [(values, each.root) for each in parcels for values in each.pack()]
-    with group.launching_together(len(sent)):
-        return [group.broadcast(values, root, async_op=True) for values, root in sent]

@@ -87,6 +87,10 @@ class Calls(NamedTuple):
         """Return the calls for a part of the scope, whose keys begin with the prefix."""
         return self._replace(scope=self.scope.within(prefix))
 
+    def bounded(self, seconds: float) -> Calls:
+        """Return the same calls, each of which may take so many seconds."""
+        return self._replace(seconds=seconds)
+
     def get(self, key: str) -> Call[Entry | None]:
         return self._call("get", self.scope.key(key), shown=self.scope.optional)
 

@@ -92,6 +92,13 @@ class StoreClient(Closing):
         """
         return StoreClient(self._pool, self._calls.within(prefix), owns_pool=False)
 
+    def within(self, seconds: float) -> StoreClient:
+        """Return a view of the store whose calls end within so many seconds.
+
+        The view shares this client's connections: closing it closes nothing.
+        """
+        return StoreClient(self._pool, self._calls.bounded(seconds), owns_pool=False)
+
     def get(self, key: str) -> Entry | None:
         """Return the current state of the key, or None if it does not exist."""
         return self._ask(self._calls.get(key))

@@ -6,28 +6,36 @@ import os
 import secrets
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import msgpack
 import pytest
+from support.worlds import silent
 
 from torsh_runtime.backends.base import BackendType
+from torsh_runtime.backends.library import failure_notifications
 from torsh_runtime.backends.library.failure_notifications import (
     Call,
     FailureCause,
     FailureNotifications,
 )
-from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost
+from torsh_runtime.errors import CommAborted, CommError, CommTimeout, PeerLost, StoreTimeout
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.hosted import HostedStore
 
 
 @pytest.fixture
-def store() -> Iterator[StoreClient]:
+def hosted() -> Iterator[HostedStore]:
     hosted = HostedStore.start(f"unix:@torsh-test-{secrets.token_hex(8)}", b"")
+    yield hosted
+    hosted.close()
+
+
+@pytest.fixture
+def store(hosted: HostedStore) -> Iterator[StoreClient]:
     with StoreClient.connect(hosted.endpoint, b"", 30) as client:
         yield client
-    hosted.close()
 
 
 @pytest.fixture
@@ -202,3 +210,27 @@ def test_a_message_that_a_gpu_has_not_come_to_follows_the_collective_before_it(
     second.look(message)
     assert first.missing(call) == []
     assert first.called(message) == []
+
+
+def test_a_silent_store_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch, store: StoreClient, hosted: HostedStore, call: Call
+) -> None:
+    monkeypatch.setattr(failure_notifications, "_PATIENCE", 0.5)
+    news = FailureNotifications(store, 0, 2, BackendType.GLOO)
+    began = time.monotonic()
+    with silent(hosted):
+        for _ in range(20):
+            assert news.look(call) is None
+            assert news.is_silent
+        assert news.missing(call) == []
+    assert time.monotonic() - began < 5
+
+
+def test_a_silent_store_delays_the_deadline_of_meeting_little(
+    monkeypatch: pytest.MonkeyPatch, store: StoreClient, hosted: HostedStore
+) -> None:
+    monkeypatch.setattr(failure_notifications, "_PATIENCE", 0.5)
+    began = time.monotonic()
+    with silent(hosted), pytest.raises(StoreTimeout, match="did not answer within 1 s"):
+        FailureNotifications(store, 0, 2, BackendType.GLOO).meet(1.0)
+    assert time.monotonic() - began < 20

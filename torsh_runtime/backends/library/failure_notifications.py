@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,13 +32,16 @@ from torsh_runtime.errors import (
     CommTimeout,
     PeerLost,
     StoreError,
+    StoreTimeout,
 )
 from torsh_runtime.store.base import Compare, Put
-from torsh_runtime.store.client import StoreClient
+from torsh_runtime.store.client import REQUEST_SECONDS, StoreClient
 
 _KINDS = {
     kind.__name__: kind for kind in (CommAborted, CommError, CommMismatch, CommTimeout, PeerLost)
 }
+_PATIENCE = 5.0
+"""Seconds that a call of the store may take, and for which it is not asked again after that."""
 _NOT_READ = (ValueError, TypeError, KeyError, msgpack.UnpackException)
 
 
@@ -83,7 +88,11 @@ class Call:
 
 
 class FailureNotifications:
-    """Writes one rank's notes to the store and reads those of its peers."""
+    """Writes one rank's notes to the store and reads those of its peers.
+
+    Operations have deadlines of their own, so that a store which does not answer delays nobody for
+    long: whoever asks it next is told at once that it is silent.
+    """
 
     def __init__(
         self, store: StoreClient, rank: int, world_size: int, backend: BackendKind
@@ -91,6 +100,8 @@ class FailureNotifications:
         """Create the notes of `rank`. The store's keys must be the group's own."""
         self._backend = backend
         self._store = store
+        self._notes = store.within(_PATIENCE)
+        self._silent_until = 0.0
         self._rank = rank
         self._world_size = world_size
         self._members: dict[int, dict[str, Any]] = {}
@@ -112,15 +123,30 @@ class FailureNotifications:
         self._exchange("connected", b"", timeout)
 
     def _exchange(self, what: str, own: bytes, timeout: float) -> dict[int, bytes]:
-        board = BootstrapStore(self._store, self._rank, timeout, self._backend)
+        store = self._store.within(min(max(timeout, _PATIENCE), REQUEST_SECONDS))
+        board = BootstrapStore(store, self._rank, timeout, self._backend)
         return board.exchange(what, own, range(self._world_size))
+
+    @property
+    def is_silent(self) -> bool:
+        """Return whether the store did not answer when it was last asked, a moment ago."""
+        return time.monotonic() < self._silent_until
+
+    @contextmanager
+    def _noticing_silence(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreTimeout:
+            self._silent_until = time.monotonic() + _PATIENCE
+            raise
 
     def report(self, cause: FailureCause) -> FailureCause:
         """Tell everyone why the group has ended; the cause that stands, which is the first."""
         note = msgpack.packb([cause.kind, cause.arguments])
         try:
-            self._store.transact([Compare("note/end", 0)], [Put("note/end", note)])
-            entry = self._store.get("note/end")
+            with self._noticing_silence():
+                self._notes.transact([Compare("note/end", 0)], [Put("note/end", note)])
+                entry = self._notes.get("note/end")
         except StoreError:
             return cause  # nobody can be told; the others find out by their deadlines
         return _cause(entry.value) if entry else cause
@@ -128,16 +154,19 @@ class FailureNotifications:
     def leave(self, sequence: int) -> None:
         """Note that this rank has left after `sequence` operations."""
         try:
-            self._store.put(f"note/left/{self._rank}", str(sequence).encode())
+            self._notes.put(f"note/left/{self._rank}", str(sequence).encode())
         except StoreError:
             return  # the store went first: so did whoever held it
 
     def look(self, call: Call) -> FailureCause | None:
         """Note that this rank waits in `call`; what the others' notes say against waiting on."""
         come_to = call.sequence - (not call.has_started and not call.message)
+        if self.is_silent:
+            return None
         try:
-            self._store.put(f"note/at/{self._rank}", b"%d %d" % (come_to, call.sequence))
-            notes = {entry.key: entry.value for entry in self._store.list("note/").items}
+            with self._noticing_silence():
+                self._notes.put(f"note/at/{self._rank}", b"%d %d" % (come_to, call.sequence))
+                notes = {entry.key: entry.value for entry in self._notes.list("note/").items}
         except StoreError:
             return None
         if "note/end" in notes:
@@ -145,7 +174,10 @@ class FailureNotifications:
         return self._lost(call, notes)
 
     def missing(self, call: Call) -> list[int]:
-        """Return the ranks not known to wait in the same operation or a later one."""
+        """Return the ranks not known to wait in the same operation or a later one.
+
+        It returns [] if the store does not answer.
+        """
         if call.message:
             return [call.peer] if call.peer is not None else []
         return [rank for rank, (at, _) in self._places().items() if at < call.sequence]
@@ -161,11 +193,17 @@ class FailureNotifications:
         return [rank for rank, (at, called) in places if at < call.sequence <= called]
 
     def _places(self) -> dict[int, tuple[int, int]]:
-        """Return the operations that the peers have come to and those that they have called."""
+        """Return the operations that the peers have come to and those that they have called.
+
+        It returns nothing if the store does not answer.
+        """
+        if self.is_silent:
+            return {}
         try:
-            notes = {entry.key: entry.value for entry in self._store.list("note/at/").items}
+            with self._noticing_silence():
+                notes = {entry.key: entry.value for entry in self._notes.list("note/at/").items}
         except StoreError:
-            notes = {}
+            return {}
         found = {rank: notes.get(f"note/at/{rank}", b"-1 -1") for rank in range(self._world_size)}
         return {rank: _place(note) for rank, note in found.items() if rank != self._rank}
 

@@ -23,6 +23,10 @@ _CULPRIT = 1.0
 """Seconds after a library's failure in which to find out which peer has ended."""
 _GRACE = 0.1
 """Seconds between passing a deadline and reading who is missing."""
+_UNKNOWN = (
+    ", and it is not known whom it waited for, as the job's store does not answer: see whether the "
+    "process that serves it runs. Make a new process group"
+)
 
 
 class LibraryBackend(Backend):
@@ -131,7 +135,10 @@ class LibraryBackend(Backend):
         self.look(call)
         time.sleep(_GRACE)  # peers whose deadlines pass at the same moment note where they wait
         missing = tuple(self._news.missing(call))
-        facts = call.op, call.sequence, seconds, missing, _busy_gpus(self._news.called(call))
+        detail = _busy_gpus(self._news.called(call))
+        if not missing and self._news.is_silent:
+            detail = _UNKNOWN
+        facts = call.op, call.sequence, seconds, missing, detail
         return self._end(FailureCause("CommTimeout", facts))
 
     def missing(self, call: Call) -> list[int]:

@@ -279,6 +279,11 @@ class NativeBackend(Backend):
             self.abort()  # the others wait
             raise
 
+    def suspend(self, timeout: float) -> None:
+        if self._spares is not None:
+            self.barrier(timeout)
+            self._spares.forget()
+
     def abort(self) -> None:
         self._group.abort()
 

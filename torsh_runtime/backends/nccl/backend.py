@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from torsh_runtime.backends.base import BackendType
 from torsh_runtime.backends.library.failure_notifications import (
@@ -22,13 +23,12 @@ from torsh_runtime.backends.library.failure_notifications import (
     FailureNotifications,
 )
 from torsh_runtime.backends.nccl import unreported
-from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator
+from torsh_runtime.backends.nccl.callbacks import look_soon
 from torsh_runtime.backends.nccl.flights import Flight
-from torsh_runtime.backends.nccl.launching import Companion, NcclLaunching
+from torsh_runtime.backends.nccl.launching import Companion
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
-from torsh_runtime.backends.nccl.loading import load
+from torsh_runtime.backends.nccl.suspending import NcclSuspending
 from torsh_runtime.errors import CommError
-from torsh_runtime.store.client import StoreClient
 
 _PAUSE = 0.002
 """Seconds between two looks of a thread that closes the group."""
@@ -41,12 +41,13 @@ _TIMEOUTS_TO_START = 4
 """The timeouts that the GPU may take to come to an operation, counted from its call."""
 
 
-class NcclBackend(NcclLaunching):
-    """Carries out the operations of one rank on the device that was current when it connected.
+class NcclBackend(NcclSuspending):
+    """Carries out the operations of one rank on the device of its communicator.
 
-    NCCL has no tags, no receiving from any rank, no bitwise operations and no products of complex
-    numbers; these raise ValueError and TypeError. Narrow floats are rounded at every addition, and
-    MIN and MAX may lose NaN. Sent arrays are not copied: the stream waits until they are received.
+    LateNcclBackend makes it when the first operation on GPUs comes. NCCL has no tags, no receiving
+    from any rank, no bitwise operations and no products of complex numbers; these raise ValueError
+    and TypeError. Narrow floats are rounded at every addition, and MIN and MAX may lose NaN. Sent
+    arrays are not copied: the stream waits until they are received.
     """
 
     type = BackendType.NCCL
@@ -59,25 +60,13 @@ class NcclBackend(NcclLaunching):
         self._aborting: threading.Thread | None = None
         self._failing: threading.Thread | None = None
         self._unreported: FailureCause | None = None
+        self._is_reading = False
+        """The other ranks' notes are being read."""
+        self._noticed: tuple[Flight, FailureCause] | None = None
+        """What they say against waiting on for an operation."""
         self.looking = threading.RLock()
         unreported.look_at_exit(self)
         self._watcher.add(self)
-
-    @classmethod
-    def connect(cls, store: StoreClient, rank: int, world_size: int, timeout: float) -> NcclBackend:
-        """Make a communicator with the ranks that meet in the store, whose keys must be fresh.
-
-        Each rank needs a device of its own, which must be the current one of this thread. Raises
-        BackendUnavailable without CUDA or nccl4py, CommTimeout naming the ranks that did not come
-        within `timeout` seconds, CommError if NCCL fails.
-        """
-        deadline = time.monotonic() + timeout
-        nccl, cuda, device = load(None)
-        news = FailureNotifications(store, rank, world_size, cls.type)
-        news.meet(timeout)
-        wait = Wait(Call("init_process_group", 0), deadline - time.monotonic(), lambda: None)
-        place = Place(store, rank, range(world_size))
-        return communicator(place, nccl, wait, device, lambda made: cls(nccl, cuda, made, news))
 
     def accompany(self, companion: Companion) -> None:
         """Join a different backend in one group: when either has failed, the other ends, too."""
@@ -162,13 +151,19 @@ class NcclBackend(NcclLaunching):
         return self._companion is not None and not (self.failed or self._closed)
 
     def watch(self) -> None:
-        """Look after what is under way, in the thread that watches all groups."""
+        """Look after what is under way, in the thread that watches all groups.
+
+        It asks no store, whose answer may not come: other groups have deadlines, too.
+        """
         failing = self._failing
         if self._closed or self.failed or (failing is not None and failing.is_alive()):
             return
         beginning, head = self._beginning, self._flights.head
         try:
-            if self.ended() is not None:  # with its companion
+            companion = self._companion
+            cause = None if companion is None else companion.cause()
+            if cause is not None:
+                self._fail(self._end, cause)
                 return
             self._own.make_current()
             self._flights.sweep(self._check_communicator)
@@ -176,12 +171,11 @@ class NcclBackend(NcclLaunching):
             if head is not None:
                 self._flights.notice_start(head)
             if beginning is not None and beginning is self._beginning:
-                # NCCL connects to a peer when it is first needed, and blocks meanwhile.
-                beginning.has_started = True  # for the peers: it waits for them
-                self._look_after(beginning, beginning.began + beginning.timeout)
-                beginning.has_started = self._failing is not None
+                # NCCL connects to a peer when it is first needed, and blocks meanwhile: for the
+                # peers this rank has come to the operation.
+                self._look_after(beginning, beginning.began + beginning.timeout, True)
             if head is not None:
-                self._look_after(head, self._deadline(head))
+                self._look_after(head, self._deadline(head), head.has_started)
         except Exception as error:
             self._fail(self.broke, head or Call("coalesce", self._sequence), error)
 
@@ -190,16 +184,34 @@ class NcclBackend(NcclLaunching):
             return head.started + head.timeout
         return head.began + _TIMEOUTS_TO_START * head.timeout
 
-    def _look_after(self, flight: Flight, deadline: float) -> None:
+    def _look_after(self, flight: Flight, deadline: float, has_come: bool) -> None:
         """End the group if an operation is late, or a peer that it needs has gone."""
         now = time.monotonic()
         if self.failed or (self._failing is not None and self._failing.is_alive()):
             return
-        if now >= deadline:
+        noticed = self._noticed
+        if noticed is not None and noticed[0] is flight:
+            self._fail(self._end, noticed[1])
+        elif now >= deadline:
+            flight.has_started = has_come
             self._fail(self.late, flight, flight.timeout)
-        elif now >= flight.next_look:
+        elif now >= flight.next_look and not self._is_reading:
             flight.next_look = now + self.look_every
-            self.look(flight)
+            self._is_reading = True
+            look_soon(partial(self._read_notes, flight, has_come))
+
+    def _read_notes(self, flight: Flight, has_come: bool) -> None:
+        """Have the watcher know what the other ranks' notes say against waiting on."""
+        facts = flight.op, flight.sequence, flight.peer, flight.message
+        call = Call(*facts, suspects=flight.suspects, has_started=has_come)
+        try:
+            cause = self._news.look(call)
+            flight.suspects = call.suspects
+            if cause is not None:
+                self._noticed = flight, cause
+                self._watcher.wake()
+        finally:
+            self._is_reading = False
 
     def late(self, call: Call, seconds: float) -> FailureCause:
         if call.has_started:

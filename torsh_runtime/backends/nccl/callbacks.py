@@ -1,4 +1,7 @@
-"""Runs callbacks in a thread of their own, so that one that waits holds up no deadline."""
+"""Runs callbacks, and reads of other ranks' notes, in threads of their own.
+
+So one that waits, also for a store that does not answer, holds up no deadline.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ Callback = Callable[[], object]
 class Callbacks:
     """Runs callbacks one after the other. The thread exists as long as there are any."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        """Create the queue of the thread with this name."""
+        self._name = name
         self._lock = threading.RLock()  # finalizers of what is let go of may begin operations
         self._waiting: deque[Callback] = deque()
         self._is_running = False
@@ -28,7 +33,7 @@ class Callbacks:
                 return
             self._is_running = True
         try:
-            threading.Thread(target=self._run, name="torsh-nccl-callbacks", daemon=True).start()
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
         except RuntimeError:  # no thread can be started, as at the end of the program
             self._run()
 
@@ -43,14 +48,25 @@ class Callbacks:
             return self._waiting.popleft() if self._is_running else None
 
 
-_own: list[Callbacks] = []
+_callbacks: list[Callbacks] = []
+_looks: list[Callbacks] = []
 
 
 def run_soon(callbacks: Iterable[Callback]) -> None:
-    """Run these callbacks in the thread for those of all groups."""
-    if not _own:
-        _own.append(Callbacks())
-    _own[0].add(callbacks)
+    """Run these callbacks of operations in the thread for those of all groups."""
+    _run(_callbacks, "torsh-nccl-callbacks", callbacks)
 
 
-os.register_at_fork(after_in_child=_own.clear)  # the child has no such thread
+def look_soon(look: Callback) -> None:
+    """Read other ranks' notes in the thread that does so for all groups."""
+    _run(_looks, "torsh-nccl-notes", [look])
+
+
+def _run(own: list[Callbacks], name: str, callbacks: Iterable[Callback]) -> None:
+    if not own:
+        own.append(Callbacks(name))
+    own[0].add(callbacks)
+
+
+for _each in (_callbacks, _looks):
+    os.register_at_fork(after_in_child=_each.clear)  # the child has no such thread

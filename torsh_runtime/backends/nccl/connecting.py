@@ -12,11 +12,13 @@ from torsh_runtime.backends.library.failure_notifications import Call
 from torsh_runtime.backends.nccl.library import Communicator, Device, Nccl
 from torsh_runtime.backends.nccl.loading import library_call
 from torsh_runtime.backends.nccl.streams import Captures
-from torsh_runtime.errors import CommTimeout, StoreTimeout
+from torsh_runtime.errors import CommTimeout, StoreError, StoreTimeout
 from torsh_runtime.store.client import StoreClient
 
 SLICE = 0.25
 """Seconds between two looks at the other ranks' notes while ranks are awaited."""
+_PATIENCE = 5.0
+"""Seconds within which the store answers, or is asked again until the deadline."""
 _AWAITED = " to make NCCL's communicator, in the first operation on GPUs"
 
 T = TypeVar("T")
@@ -47,6 +49,11 @@ class Wait:
         self._timeout = timeout
         self._look = look
         self._deadline = time.monotonic() + timeout
+
+    @property
+    def left(self) -> float:
+        """Return the seconds until the deadline, always more than 0."""
+        return max(self._deadline - time.monotonic(), 0.001)
 
     def slices(self, missing: Callable[[], list[int]], detail: str = "") -> float:
         """Return the seconds to wait before the next look, after having looked.
@@ -79,17 +86,20 @@ def communicator(
         made = nccl.Communicator.init(len(place.ranks), number, meeting)
         return adopt(made)
 
-    return _in_thread(initialise, wait)
+    return in_thread(initialise, wait, ": NCCL is still connecting")
 
 
 def _exchange(place: Place, own: bytes, wait: Wait) -> list[bytes]:
     """Publish `own` and return what each rank of the group has published."""
-    store = place.store
-    store.put(f"communicator/{place.rank}", own)
+    place.store.within(wait.left).put(f"communicator/{place.rank}", own)
+    store = place.store.within(_PATIENCE)
     keys = {f"communicator/{rank}": rank for rank in place.ranks}
 
     def missing() -> list[int]:
-        return [rank for key, rank in keys.items() if store.get(key) is None]
+        with suppress(StoreError):
+            found = {entry.key for entry in store.list("communicator/").items}
+            return [rank for key, rank in keys.items() if key not in found]
+        return []
 
     while True:
         seconds = wait.slices(missing, _AWAITED)
@@ -98,8 +108,11 @@ def _exchange(place: Place, own: bytes, wait: Wait) -> list[bytes]:
             return [found[key].value for key in keys]
 
 
-def _in_thread(work: Callable[[], T], wait: Wait) -> T:
-    """Return the result of work that blocks, or raise what it raises."""
+def in_thread(work: Callable[[], T], wait: Wait, detail: str) -> T:
+    """Return the result of work that blocks, or raise what it raises.
+
+    At the deadline it raises CommTimeout with `detail`, and the work goes on.
+    """
     outcome: list[T | Exception] = []
 
     def run() -> None:
@@ -111,7 +124,7 @@ def _in_thread(work: Callable[[], T], wait: Wait) -> T:
     thread = threading.Thread(target=run, name="torsh-nccl-connect", daemon=True)
     thread.start()
     while not outcome:
-        thread.join(wait.slices(list, ": NCCL is still connecting"))
+        thread.join(wait.slices(list, detail))
     result = outcome[0]
     if isinstance(result, Exception):
         raise result

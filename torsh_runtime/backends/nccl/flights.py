@@ -45,6 +45,8 @@ class Flight(Call):
     """A later operation of the same launch gives the events back."""
     sender: int | None = None
     """The rank that a message comes from."""
+    is_blocking: bool = False
+    """The call that began it returns a result: the caller's stream goes on behind it."""
     is_awaited: bool = False
     """A stream goes on when it is over, whatever it has ended with."""
     is_captured: bool = False
@@ -53,6 +55,12 @@ class Flight(Call):
     failure: FailureCause | None = None
     """The failure it has ended with, if any. An error would hold the frames that it passes."""
     callbacks: Sequence[Callable[[], None]] = ()
+
+    def be_on_callers_stream(self, handle: int) -> None:
+        """Note that the operation is on the stream of its caller, which thus waits for it."""
+        self.is_awaited = True
+        if handle != PER_THREAD:
+            self.operands = ()
 
     @property
     def source(self) -> int | None:

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, BackendType
+from torsh_runtime.backends.base import Backend, BackendType, Registration
 from torsh_runtime.backends.library.failure_notifications import (
     Call,
     FailureCause,
@@ -19,19 +19,24 @@ from torsh_runtime.backends.library.failure_notifications import (
 )
 from torsh_runtime.backends.library.operands import check_peer
 from torsh_runtime.backends.nccl.backend import NcclBackend
-from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator
+from torsh_runtime.backends.nccl.connecting import Place, Wait, communicator, in_thread
 from torsh_runtime.backends.nccl.device import framework_of
 from torsh_runtime.backends.nccl.launching import Companion
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
-from torsh_runtime.backends.nccl.loading import load, unavailable
+from torsh_runtime.backends.nccl.loading import await_loaded, load, unavailable
 from torsh_runtime.backends.nccl.pairs import PairCommunicator, PairNotifications
 from torsh_runtime.backends.operation import OBJECTS, Op
 from torsh_runtime.backends.recorder import note_title
 from torsh_runtime.backends.registry import is_available
 from torsh_runtime.backends.work import Work
-from torsh_runtime.errors import CommError
+from torsh_runtime.errors import CommError, CommTimeout
 from torsh_runtime.store.client import StoreClient
 
+_OTHER_MAKES_IT = (
+    ": another thread of this process, whose operation has a longer timeout, is making NCCL's "
+    "communicator"
+)
+_LOADING = ": nccl4py is still being loaded. See whether the GPUs' driver hangs (dmesg)"
 _FIRST = 1
 """Number of the operation that makes the communicator: it needs all ranks, as a collective does."""
 
@@ -156,6 +161,26 @@ class LateNcclBackend(Backend):
         for made in [*self._parts.values()]:
             made.told()
 
+    def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
+        made = self._made
+        return None if made is None else made.register_memory(address, num_bytes, owner)
+
+    def suspend(self, timeout: float) -> None:
+        for made in self._in_order():
+            made.suspend(timeout)
+
+    def resume(self, timeout: float) -> None:
+        for made in self._in_order():
+            made.resume(timeout)
+
+    def _in_order(self) -> list[NcclBackend]:
+        """Return what was made, in an order that keeps ranks from waiting for each other."""
+        parts = {
+            () if peer is None else tuple(sorted((self._rank, peer))): made
+            for peer, made in [*self._parts.items()]
+        }
+        return [parts[key] for key in sorted(parts)]
+
     def abort(self) -> None:
         text = f"rank {self._rank} aborted the group. Destroy the process group and make a new one."
         self._note(FailureCause("CommAborted", (text,)))
@@ -187,10 +212,16 @@ class LateNcclBackend(Backend):
         self, kind: str, device: int | None, timeout: float, peer: int | None = None
     ) -> NcclBackend:
         """Return the group's backend, or that of the pair with `peer`; make it if need be."""
-        with self._making[peer]:  # threads that come second wait for the one that makes it
+        making = self._making[peer]
+        if not making.acquire(timeout=timeout):
+            late = CommTimeout(kind, _FIRST, timeout, (), _OTHER_MAKES_IT)
+            raise self._end(FailureCause.of(late)).error()
+        try:  # threads that come second have waited for the one that makes it
             if self._made is None and peer not in self._parts:
                 self._make(kind, device, timeout, peer)
             return self._made or self._parts[peer]
+        finally:
+            making.release()
 
     def _make(self, kind: str, device: int | None, timeout: float, peer: int | None) -> None:
         """Make a communicator with the other ranks, or with `peer` alone.
@@ -202,6 +233,7 @@ class LateNcclBackend(Backend):
         wait = Wait(call, timeout, lambda: self._look(call))
         self._check_usable()
         try:
+            in_thread(await_loaded, wait, _LOADING)
             nccl, cuda, own = load(device)
             communicator(place, nccl, wait, own, lambda made: self._adopt(nccl, cuda, made, peer))
         except BaseException as error:
@@ -213,23 +245,26 @@ class LateNcclBackend(Backend):
             raise
 
     def _adopt(self, nccl: Nccl, cuda: Cuda, made: Communicator, peer: int | None) -> None:
-        with self._state:
-            try:
-                if self._cause is not None or self._closed:
-                    raise CommError("the communicator was given up before it was there")
-                backend = self._backend(nccl, cuda, made, peer)
-            except BaseException:
-                made.abort()
-                raise
-            if self._name:
-                backend.note_as(self._name, self._job_ranks)
-            has_pairs = peer is not None or self._parts
-            companion = self if has_pairs else self._companion
-            if companion is not None:
-                backend.accompany(companion)
-            self._parts[peer] = backend
-            if peer is None:
-                self._made = backend
+        try:
+            with self._state:
+                self._take(nccl, cuda, made, peer)
+        except BaseException:
+            made.abort()  # may wait for the GPU, and so holds nothing that others need
+            raise
+
+    def _take(self, nccl: Nccl, cuda: Cuda, made: Communicator, peer: int | None) -> None:
+        if self._cause is not None or self._closed:
+            raise CommError("the communicator was given up before it was there")
+        backend = self._backend(nccl, cuda, made, peer)
+        if self._name:
+            backend.note_as(self._name, self._job_ranks)
+        has_pairs = peer is not None or self._parts
+        companion = self if has_pairs else self._companion
+        if companion is not None:
+            backend.accompany(companion)
+        self._parts[peer] = backend
+        if peer is None:
+            self._made = backend
 
     def _backend(self, nccl: Nccl, cuda: Cuda, made: Communicator, peer: int | None) -> NcclBackend:
         if peer is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
 from torsh_runtime.backends.library.failure_notifications import (
@@ -25,6 +25,8 @@ from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
 _MESSAGES = ("send", "recv")
+_TO_RESUME = 600.0
+"""Seconds that all ranks have to come to a block, in a group that was suspended."""
 _OF_DEFAULT_STREAM = (
     "CUDA's default stream cannot be used while a stream that waits for it is captured in a graph: "
     "begin the operation on a stream of your own, or after the capture"
@@ -33,6 +35,14 @@ _IN_CAPTURE = (
     "the group's operations are being captured in a CUDA graph: begin this one on the captured "
     "stream, after the capture, or in another group"
 )
+_IN_OTHERS_BLOCK = (
+    ": another thread of this process has had a block of the group's operations open for that "
+    "long. Leave the block before you wait for other threads, and make a new process group"
+)
+_SLICE = 0.25
+"""Seconds between two looks whether the group still can be used."""
+_LONGEST = 1800.0
+"""Seconds that a block of operations waits for that of another thread."""
 Block = list[tuple[Flight, Ready]]
 """Operations that are launched together."""
 
@@ -76,7 +86,10 @@ class NcclLaunching(NcclOperations):
         companion = self._companion
         if self._cause is not None or self._closed or (companion and companion.cause()):
             self._check_usable()
-        with self._turn:
+        turn = self._turn
+        if not turn.acquire(blocking=False):
+            self._await_turn(op.kind, timeout)
+        try:
             in_block = self._block is not None
             if len(self._own.free) < 2:
                 self._sweep()
@@ -92,6 +105,7 @@ class NcclLaunching(NcclOperations):
                 next_look=now + self._look_every,
                 frameworks=ready.frameworks,
                 sender=ready.sender,
+                is_blocking=not async_op and not in_block,
             )
             if self._recorder is not None:
                 if is_message:
@@ -103,30 +117,45 @@ class NcclLaunching(NcclOperations):
             if self._watcher.is_asleep:
                 self._watcher.wake()
             try:
-                if ready.callers is not None:
-                    self._put(flight, ready, ready.callers)
-                else:
-                    self._put_anywhere(flight, ready)
+                (self._put_anywhere if ready.callers is None else self._put)(flight, ready)
             except BaseException as error:
                 self._refuse(flight, error)
                 raise
             finally:
                 self._beginning = None
             self._sequence = flight.sequence
+        finally:
+            turn.release()
         if self._cause is not None:
             self._flights.fail(self._cause)
         work = CapturedWork(self, flight) if flight.is_captured else StreamWork(self, flight)
-        if not async_op and not in_block:
+        if flight.is_blocking and (not flight.is_awaited or flight.failure or op.kind == "barrier"):
             self._finish(work, flight)
         return work
+
+    def _await_turn(self, kind: str, timeout: float) -> None:
+        """Wait until the other threads' operations, and blocks of them, are launched.
+
+        The program may keep a block open for as long as it likes, or wait within it for this very
+        operation. Raises CommTimeout then, or what the group has ended with meanwhile.
+        """
+        end = time.monotonic() + timeout
+        while not self._turn.acquire(timeout=max(0.0, min(_SLICE, end - time.monotonic()))):
+            self._check_usable()
+            if time.monotonic() >= end:
+                facts = kind, self._sequence + 1, timeout, (), _IN_OTHERS_BLOCK
+                cause = self._end(FailureCause("CommTimeout", facts))
+                self.told()
+                raise cause.error()
 
     def _put_anywhere(self, flight: Flight, ready: Ready) -> None:
         """Put an operation on the group's stream, whichever device is current."""
         with self._own.current(ready.frameworks) as callers:
             self._put(flight, ready, callers)
 
-    def _put(self, flight: Flight, ready: Ready, callers: Collection[int]) -> None:
-        own, stream = self._own, self._own.stream
+    def _put(self, flight: Flight, ready: Ready, callers: Collection[int] = ()) -> None:
+        own, stream, at = self._own, self._own.stream, self._own.handle
+        callers = ready.callers or callers
         if len(own.free) < 2:
             own.create_events()
         flight.operands, flight.followed = ready.held, callers
@@ -139,24 +168,34 @@ class NcclLaunching(NcclOperations):
             elif self._is_captured:
                 self._check_not_captured()
             caller = own.callers.get(handle) or own.caller(handle)
-            # An event that was recorded in a capture stands for a place in its graph.
-            stream.wait(caller.record(None if flight.is_captured else own.arrival))
+            if flight.is_blocking and not flight.is_captured and len(callers) == 1:
+                stream, at = caller, handle  # NCCL orders a communicator's work on several streams
+                flight.be_on_callers_stream(handle)
+            else:
+                # An event that was recorded in a capture stands for a place in its graph.
+                stream.wait(caller.record(None if flight.is_captured else own.arrival))
         if self._block is not None:
-            ready.begin(*ready.arguments, stream=own.handle)
             self._block.append((flight, ready))
-            return
-        if not flight.is_captured:
+        elif flight.is_captured:
+            self._capture(flight, ready)
+        else:
             flight.start = stream.record(own.free.pop())
+            ready.begin(*ready.arguments, stream=at)
+            if ready.finish is not None:
+                with own.taken(ready.operands) if at == own.handle else nullcontext():
+                    ready.finish()
+            flight.end = stream.record(own.free.pop())
+            self._flights.append(flight)
+
+    def _capture(self, flight: Flight, ready: Ready) -> None:
+        """Put an operation on the group's stream, which is being captured."""
+        own = self._own
         ready.begin(*ready.arguments, stream=own.handle)
         if ready.finish is not None:
             with own.taken(ready.operands):
                 ready.finish()
-        if flight.is_captured:
-            self._captured(flight)
-            flight.end = stream.record()
-        else:
-            flight.end = stream.record(own.free.pop())
-            self._flights.append(flight)
+        self._captured(flight)
+        flight.end = own.stream.record()
 
     def _check_not_captured(self) -> None:
         """Raise ValueError if the group's stream belongs to a capture that goes on."""
@@ -192,49 +231,59 @@ class NcclLaunching(NcclOperations):
 
     @contextmanager
     def coalescing(self) -> Iterator[None]:
-        with self._turn:  # operations of other threads come after the block
+        """Launch the block's operations together when it ends.
+
+        NCCL hears of them only then. Its own group would defer other communicators' operations in
+        this thread, too, and an abort by another thread would free memory that its end needs.
+        """
+        self._await_turn("coalesce", _LONGEST)
+        try:  # operations of other threads come after the block
+            if self._block is not None:  # a block within another is a part of it
+                yield
+                return
+            if self._is_suspended:
+                self.resume(_TO_RESUME)
             self._block = []
-            self._nccl.group_start()
             try:
                 yield
             finally:
                 block, self._block = self._block, None
-                self._launch(block)
+                if block:
+                    self._launch(block)
+        finally:
+            self._turn.release()
 
     def _launch(self, block: Block) -> None:
         """Launch what was handed over in a block."""
         flights = [flight for flight, _ in block]
-        with self._turn:
-            if len(self._own.free) < 2:
-                self._sweep()
-            self._beginning = flights[-1] if flights else None
-            if self._watcher.is_asleep:
-                self._watcher.wake()
-            try:
-                self._end_block(block)
-            except Exception as error:
-                cause = self.broke(Call("coalesce", self._sequence), error)
-                self._flights.fail(cause, flights)
-                self.told()
-                raise cause.error() from error
-            finally:
-                self._beginning = None
+        if len(self._own.free) < 2:
+            self._sweep()
+        self._beginning = flights[-1]
+        if self._watcher.is_asleep:
+            self._watcher.wake()
+        try:
+            self._check_usable()
+            self._end_block(block)
+        except Exception as error:
+            cause = self.broke(Call("coalesce", self._sequence), error)
+            self._flights.fail(cause, flights)
+            self.told()
+            raise cause.error() from error
+        finally:
+            self._beginning = None
         if self._cause is not None:
             self._flights.fail(self._cause)
 
     def _end_block(self, block: Block) -> None:
-        if not block:
-            self._nccl.group_end()
-            return
         own = self._own
         is_captured = any(flight.is_captured for flight, _ in block)
         with own.current({each for flight, _ in block for each in flight.frameworks}):
             if len(own.free) < 2:
                 own.create_events()
-            try:
-                start = None if is_captured else own.stream.record(own.free.pop())
-            finally:
-                self._nccl.group_end()
+            start = None if is_captured else own.stream.record(own.free.pop())
+            with self._nccl.group():
+                for _, ready in block:
+                    ready.begin(*ready.arguments, stream=own.handle)
             for _, ready in block:
                 if ready.finish is not None:
                     with own.taken(ready.operands):

@@ -34,6 +34,13 @@ def begin_loading() -> None:
     thread.start()
 
 
+def await_loaded() -> None:
+    """Wait until both are loaded, or cannot be. A driver that hangs makes that take for ever."""
+    _await()
+    with suppress(ImportError, RuntimeError):
+        _import_both()
+
+
 def load(number: int | None) -> tuple[Nccl, Cuda, Device]:
     """Return nccl4py, CUDA's own bindings, and the device, which is the current one for None.
 

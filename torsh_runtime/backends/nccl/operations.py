@@ -48,12 +48,16 @@ class NcclOperations(LibraryBackend):
         self._device = communicator.device.device_id
         self._own = OwnStream(cuda, self._device)
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._is_suspended = False
+        """The communicator has given its memory back, and has to be resumed first."""
 
     @abstractmethod
     def _begin(self, op: Op, ready: Ready, timeout: float, async_op: bool) -> Work:
         """Put an operation on the group's stream."""
 
     def run(self, op: Op, timeout: float, async_op: bool = False) -> Work:
+        if self._is_suspended:
+            self.resume(timeout)
         array: Any = op.output
         key = op.kind, op.reduction, array.__class__, getattr(array, "dtype", None)
         plan = self._plans.get(key) if op.reduction.__class__ is ReduceOp else None
@@ -244,6 +248,8 @@ class NcclOperations(LibraryBackend):
         return self._ready(operands, begin, _copying(incoming.arrays))
 
     def _check_communicator(self) -> None:
+        if self._is_suspended:
+            return  # nothing is under way
         state = self._communicator.get_async_error()
         if int(state) not in (_SUCCESS, _IN_PROGRESS):
             raise RuntimeError(f"{self._nccl.get_error_string(state)} (NCCL_DEBUG=WARN says more)")

@@ -10,15 +10,20 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 import weakref
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from torsh_runtime.error_file import leave_account
 from torsh_runtime.errors import CommError, ConfigError
 
 VARIABLE = "TORSH_ON_GPU_FAILURE"
 _CHOICES = ("end", "raise")
+_STDERR = 2
+"""The file descriptor that torshrun, a shell or a log collector reads."""
+_PATIENCE = 5.0
+"""Seconds within which the reason of the end is told, or not at all."""
 
 
 class Group(Protocol):
@@ -70,12 +75,39 @@ def _check_at_exit() -> None:
 
 
 def _tell(error: CommError, consequence: str) -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
+    """Tell why the process ends, within bounded time: who reads stderr may have stopped."""
     what = "an operation that a stream had waited for has failed"
+    words = f"torsh: {what}: {error} {consequence}\n"
+
+    def tell() -> None:
+        with suppress(Exception):
+            leave_account(error, is_end=True)
+        _write(words)
+
+    thread = threading.Thread(target=tell, name="torsh-nccl-last-words", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started at the end of the program
+        tell()
+    else:
+        thread.join(_PATIENCE)
+
+
+def _write(words: str) -> None:
+    """Write to the process's standard error itself, and to what stands for it in Python."""
+    with suppress(OSError):
+        os.write(_STDERR, words.encode(errors="backslashreplace"))
     with suppress(Exception):
-        sys.stderr.write(f"torsh: {what}: {error} {consequence}\n")
+        sys.stdout.flush()
+    with suppress(Exception):
+        if not _is_standard(sys.stderr):
+            sys.stderr.write(words)
         sys.stderr.flush()
-    with suppress(Exception):
-        leave_account(error, is_end=True)
+
+
+def _is_standard(stream: TextIO) -> bool:
+    """Return whether the stream writes to the process's standard error."""
+    try:
+        return stream.fileno() == _STDERR
+    except (OSError, ValueError, AttributeError):  # a notebook's, a StringIO
+        return False

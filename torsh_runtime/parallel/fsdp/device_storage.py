@@ -4,10 +4,12 @@ memory of the CPU."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from torsh_runtime.backends.base import ReduceOp
+from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import Stored
+from torsh_runtime.parallel.fsdp.registered_slots import RegisteredSlots
 from torsh_runtime.parallel.fsdp.storage import GatheredStorage
 
 _LARGE = 1 << 20
@@ -27,8 +29,17 @@ class DeviceStorage(GatheredStorage):
         super().__init__(stored)
         self.shard[...] = 0  # padding, too
         self._held: dict[int, Any] = {}
+        self._slots: RegisteredSlots | None = None
         self._is_overwritten = False
         """Whether gradients are being reduced from the memory of `whole`."""
+
+    def remade(self, flat: FlatParameter) -> Self:
+        made = super().remade(flat)
+        made.allocate_in(self._slots)
+        return made
+
+    def allocate_in(self, slots: RegisteredSlots | None) -> None:
+        self._slots = slots
 
     def prepare(self) -> None:
         self._reducing.clear()
@@ -80,13 +91,31 @@ class DeviceStorage(GatheredStorage):
         if not others and len(first) == self._flat.size and first.nbytes >= _LARGE:
             self._staged, self._held = first, {}
             return
-        if self._staged is None and is_over and self._is_here and not self.is_held():
+        if self._staged is None and is_over and self._can_overwrite():
             self._staged, self._is_here, self._is_overwritten = self.whole, False, True
         elif self._staged is None:
             self._staged = self._new_staged()
         places = [self._staged_of(number) for number in self._held]
         self._framework.copy(places, [*self._held.values()])
         self._let_go_of_held()
+
+    def _can_overwrite(self) -> bool:
+        """Return whether gradients may be reduced from the memory of `whole`. Not from registered
+        memory: other ranks, whose graphs hold theirs, would reduce from memory that is not."""
+        return self._slots is None and self._is_here and not self.is_held()
+
+    def _allocate(self) -> None:
+        if self._slots is None:
+            super()._allocate()
+        else:
+            self._slots.allocate(self.whole)
+
+    def _begin_gather(self) -> Any:
+        if self._slots is None:
+            return super()._begin_gather()
+        own = self._parts[self._flat.part]  # in registered memory, as is what is received
+        own[...] = self.shard
+        return self._gather(own)
 
     def _let_go_of_held(self) -> None:
         for number in self._held:

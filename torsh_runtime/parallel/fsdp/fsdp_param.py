@@ -19,6 +19,7 @@ from torsh_runtime.framework.models import kind_of, on_gradient, shaped
 from torsh_runtime.framework.protocol import Call
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.registered_slots import RegisteredSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,9 @@ class StorageStrategy(ABC):
 
     def _described(self, flat: FlatParameter) -> Stored:
         return Stored(self._framework, flat, self._group, self.ledger)
+
+    def allocate_in(self, slots: RegisteredSlots | None) -> None:  # noqa: B027  (most have no such)
+        """Let `whole` have its memory there from now on; None: in memory of the framework's."""
 
     @abstractmethod
     def publish(self) -> None:

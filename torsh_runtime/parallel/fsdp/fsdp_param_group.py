@@ -17,6 +17,7 @@ from torsh_runtime.monitoring.marks import section
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam, StorageStrategy, Stored
+from torsh_runtime.parallel.fsdp.registered_slots import slots_of
 from torsh_runtime.parallel.fsdp.storage import common_storage
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.replicas import Replicas
@@ -86,6 +87,12 @@ class FSDPParamGroup:
     def _note_trained(self) -> None:
         self.is_frozen_in_part = not all(flat.is_trained for flat, _ in self.laid)
         self._trained = [slot for slot in self._slots if slot.is_trained]
+
+    def allocate_from_group(self, enable: bool) -> None:
+        """Set whether flat parameters become whole in memory that is registered with the group."""
+        for _, memory in self.laid:
+            slots = slots_of(memory.group, self._framework, memory.shard) if enable else None
+            memory.allocate_in(slots)
 
     def own(self, owners: Mapping[int, int]) -> None:
         """Move whole parameters to ranks that own them. All ranks call it, while it is sharded.
