@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import signal
 import sys
@@ -14,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.launcher import Launcher
-from support.one_thread import load_numpy
+from support.one_thread import compute_on_one_thread
 from support.processes import soon
 
 if TYPE_CHECKING:
     from support.etcd_servers import EtcdCluster
 
-load_numpy()
+compute_on_one_thread()
 pytest_plugins = ("support.quick", "support.run_record", "support.ssh_jobs")
 settings.register_profile(  # how long an example takes proves nothing
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -62,6 +63,15 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Load torch here, with what optimizers load, before ranks are forked, which else each load
+    it: that takes most of the time of many tests.
+    """
+    if item.get_closest_marker("torch") is not None and importlib.util.find_spec("torch"):
+        importlib.import_module("torch._dynamo")
 
 
 @pytest.fixture

@@ -31,13 +31,16 @@ JOINED = "joined"
 RECOVERY = "torsh/recovery/"
 """Prefix, in the round's store, of what a job that recovers without restarts writes there. Each
 agent and its own workers have these keys for themselves:
-joined/<start>/<rank> and left/<start>/<rank> by workers, where <start> is the round in which that
-process began, and LEFT_EARLY the value if it did not take all steps; over/<round> by the agent,
-once a worker of the round is lost, with the rank of one that has ended well and is not replaced;
-parked/<round>/<rank> by each survivor, with the seconds of its longest step;
-refused/<start>/<rank> by a worker that is about to end as join() refuses its program;
-corrupted/<start>/<rank> by one of the ranks whose state is corrupt, with the facts; round/<round>
-by the agent, with the number of restarts, once the lost workers have been replaced."""
+joined/<start>/<local rank> and left/<start>/<local rank> by workers, where <start> is the round in
+which that process began, and FIXED the value of the one if it can only go on among as many workers,
+LEFT_EARLY of the other if it did not take all steps; over/<round> by the agent, once the workers
+are to leave the round, with the rank of one that has ended well and is not replaced;
+parked/<round>/<local rank> by each survivor, with the seconds of its longest step;
+refused/<start>/<local rank> by a worker that is about to end as join() refuses its program;
+corrupted/<start>/<local rank> by one of the ranks whose state is corrupt, with the facts;
+round/<round> by the agent, once that has begun: the variables of PLACE of each of its workers, as
+JSON, in the order of local ranks."""
+FIXED = b"fixed"
 LEFT_EARLY = b"early"
 EXITED = "torsh/exited/"
 """Prefix, in the round's store, of the rank that has ended well before the last step of a job that
@@ -209,6 +212,11 @@ VARIABLES: Mapping[str, str] = {
 None of them configures torshrun itself. Therefore variables that a user sets for a torshrun started
 by a worker (TORSH_SECRET, TORSH_RUN_ID) have the same meaning there as everywhere.
 """
+PLACE = (
+    *("rank", "world_size", "node_rank", "num_nodes", "role_rank", "role_world_size"),
+    *("master_addr", "master_port", "restart_count", "round"),
+)
+"""Fields of a worker that keeps its process which may be others in the next round."""
 ALL_VARIABLES = frozenset(
     (
         *VARIABLES,
@@ -221,6 +229,11 @@ ALL_VARIABLES = frozenset(
     )
 )
 """The names of the variables that to_environ may set."""
+
+
+def place_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a worker that may be others in the next round."""
+    return {name: environ[name] for name, field in VARIABLES.items() if field in PLACE}
 
 
 def secret_text(environ: Mapping[str, str]) -> str:

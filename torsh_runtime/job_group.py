@@ -80,8 +80,10 @@ class JobGroup(ProcessGroup):
         self._spares = Spares()
         self._own_backend.take_from(self._spares)
 
-    def meet_again(self, number: int, leave: Callable[[], None]) -> None:
-        """Configure the group anew with the same ranks, of which some have ended and were replaced.
+    def meet_again(
+        self, number: int, leave: Callable[[], None], rank: int, world_size: int
+    ) -> None:
+        """Configure the group anew, with ranks of which some may have been replaced, or be new.
 
         It waits for replacements as long as it takes. What the ranks that are left had in shared
         memory and give up in `leave`, which is called when no operation is under way any more, is
@@ -90,6 +92,8 @@ class JobGroup(ProcessGroup):
         Args:
             number: A number that no configure() had.
             leave: Drops arrays of the group.
+            rank: This process's rank from now on.
+            world_size: The number of ranks from now on.
 
         Raises:
             CommError, ConfigError and so on: As configure().
@@ -97,7 +101,7 @@ class JobGroup(ProcessGroup):
         self._spares.keep()
         self._when_left = leave
         try:
-            self.configure(self.store(), "", self.rank, self.world_size, number, LONGEST_TIMEOUT)
+            self.configure(self.store(), "", rank, world_size, number, LONGEST_TIMEOUT)
         finally:
             self._when_left = None
             self._spares.close()

@@ -21,7 +21,7 @@ from torsh_runtime.elastic.rounds import NOTICE
 
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
 RANKS = 3
-PRELOAD = {"nn": "--preload=auto", "torch": "--preload=torch"}
+PRELOAD = {"nn": "--preload=auto", "torch": "--preload=torch._dynamo"}
 """How standbys of each framework are prepared."""
 Steps = Mapping[int, frozenset[str]]
 
@@ -58,7 +58,8 @@ def outcome(out: str) -> Outcome:
 @cache
 def undisturbed(folder: Path, way: str, steps: int) -> Outcome:
     with Launcher(folder) as torshrun:
-        torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+        if way.startswith("torch"):
+            torshrun.share_torch()
         code, out, err = torshrun.run(f"--nproc-per-node={RANKS}", SCRIPT, way, str(steps))
     assert code == 0, err
     return outcome(out)
@@ -294,6 +295,7 @@ OTHER_PROGRAM = """
 def test_what_follows_a_lost_block_and_what_a_loader_draws_change_nothing(
     torshrun: Launcher,
 ) -> None:
+    torshrun.share_torch()
     launch = ("--nproc-per-node=2", "--max-restarts=1", torshrun.script(OTHER_PROGRAM))
     code, expected, err = torshrun.run(*launch)
     assert code == 0, err
@@ -305,6 +307,7 @@ def test_what_follows_a_lost_block_and_what_a_loader_draws_change_nothing(
 
 
 def test_a_schedule_that_ranks_have_at_different_steps_is_named(torshrun: Launcher) -> None:
+    torshrun.share_torch()
     launch = ("--nproc-per-node=2", "--max-restarts=1", torshrun.script(OTHER_PROGRAM))
     code, _, err = torshrun.run(*launch, "log", "1", "0")
     assert code == 79, err

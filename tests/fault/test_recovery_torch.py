@@ -12,7 +12,7 @@ from support.launcher import Launcher
 
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering_replicas.py")
 STEPS = "12"
-LAUNCH = ("--nproc-per-node=2", "--preload=torch")
+LAUNCH = ("--nproc-per-node=2", "--preload=torch._dynamo")
 
 
 class Outcome(NamedTuple):

@@ -63,8 +63,10 @@ def test_a_peer_is_lost_before_its_memory_is_freed(
             WAITS[wait](group)
         return not select.select([process], [], [], 0)[0]
 
-    survivors = [process_world(2, body, 60.0)[0] for _ in range(ATTEMPTS)]
-    assert any(told is True for told in survivors), survivors
+    survivors: list[Any] = []
+    while True not in survivors and len(survivors) < ATTEMPTS:
+        survivors.append(process_world(2, body, 60.0)[0])
+    assert True in survivors, survivors
 
 
 def test_a_rank_goes_on_without_its_first_thread(process_world: Any) -> None:

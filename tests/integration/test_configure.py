@@ -282,7 +282,8 @@ def test_memory_that_ranks_have_left_is_used_again_unless_one_still_uses_it(
         held[0][:] = rank + 5
         tr.all_reduce(held[0])
         held[0][:] = rank + 5
-        group.meet_again(1, lambda: None if rank == keeper else held.clear())
+        leave = lambda: None if rank == keeper else held.clear()  # noqa: E731
+        group.meet_again(1, leave, rank, group.world_size)
         again = tr.empty_shared(100_000, "float64")
         assert (again == (0 if keeper is not None else rank + 5)).all()
         again[:] = rank + 1

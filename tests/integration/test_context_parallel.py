@@ -21,6 +21,8 @@ with_both = pytest.mark.parametrize("framework", ["nn", pytest.param("torch", ma
 
 @cache
 def found(framework: str, ranks: int) -> dict[Any, list[Any]]:
+    for name in context_parallel.CASES:  # here once, and not on each rank
+        context_parallel.alone(name, context_parallel.made(framework), ranks)
     bodies: dict[Any, Any] = {
         (name, method): partial(context_parallel.differences, name, method, framework, ranks=ranks)
         for name in context_parallel.CASES

@@ -51,7 +51,7 @@ def text_of_readme() -> str:
 def test_it_does_what_it_shows(torshrun: Launcher, name: str, needs: str, said: list[str]) -> None:
     if not importlib.util.find_spec(needs):
         pytest.skip(f"needs {needs}")
-    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    torshrun.share_torch()
     text = (EXAMPLES / name).read_text()
     if needs == "transformers":
         text = text.replace("import torch\n", WITHOUT, 1)

@@ -33,6 +33,8 @@ def whole(results: list[Any]) -> list[Any]:
 def trained(ranks: int) -> dict[Any, list[Any]]:
     from support import fully_sharding
 
+    if importlib.util.find_spec("transformers"):
+        fully_sharding.llama(None)  # it is loaded here, once, and not on each rank
     bodies: dict[Any, Any] = {
         (name, gathers): partial(fully_sharding.trained, name=name, ranks=ranks, gathers=gathers)
         for name in NAMES

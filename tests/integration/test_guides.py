@@ -161,7 +161,7 @@ def test_experts_of_transformers(outputs: Output) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_checkpoints(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+    torshrun.share_torch()
     script = shown("docs/checkpoints.md", "# train.py")
     first, second = output(torshrun, script), output(torshrun, script)
     page = shown("docs/checkpoints.md", "$ torshrun")
@@ -184,7 +184,7 @@ def test_checkpoints(torshrun: Launcher) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_whole_states(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+    torshrun.share_torch()
     out = output(torshrun, shown("docs/checkpoints.md", "# whole.py"))
     assert sorted(re.findall(r"rank \d has \d tensors", out)) == [
         "rank 0 has 4 tensors",
@@ -195,7 +195,7 @@ def test_whole_states(torshrun: Launcher) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_recovery_without_restarts(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+    torshrun.share_torch()
     out = output(torshrun, shown("docs/recovery.md", "# train.py"))
     assert sorted(re.findall(r"joins at step (\d+)", out)) == ["0", "0", "0", "30"]
     assert worker_lines(out) == worker_lines(shown("docs/recovery.md", "$ torshrun"))
@@ -207,7 +207,7 @@ def test_recovery_without_restarts(torshrun: Launcher) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_elastic_state(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+    torshrun.share_torch()
     script = shown("docs/elastic.md", "# train.py")
     out = output(torshrun, script)
     assert sorted(re.findall(r"begins behind step (\d+)", out)) == ["0", "0", "30", "30"]
@@ -346,7 +346,7 @@ def test_tensor_parallelism(outputs: Output) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_tensor_parallelism_with_a_compiler(torshrun: Launcher) -> None:
-    keep_inductor_inside(torshrun)
+    torshrun.share_torch()
     torshrun.environ["TMPDIR"] = str(torshrun.folder)  # headers that it compiles beforehand
     script = shown("docs/tensor-parallel.md", "# compiled.py")
     losses = re.findall(r"rank \d: loss ([\d.]+)", output(torshrun, script, within=180))
@@ -424,7 +424,7 @@ def test_a_mesh(torshrun: Launcher) -> None:
 @pytest.mark.torch
 @needs_torch
 def test_programs_for_horovod(torshrun: Launcher, outputs: Output) -> None:
-    keep_inductor_inside(torshrun)
+    torshrun.share_torch()
     train = shown("docs/horovod.md", "# train.py")
     elastic = shown("docs/horovod.md", "# elastic.py")
     settings = shown("docs/horovod.md", "# settings.py")
@@ -446,7 +446,7 @@ def test_programs_for_horovod(torshrun: Launcher, outputs: Output) -> None:
 @needs_torch
 def test_programs_for_accelerate(torshrun: Launcher) -> None:
     pytest.importorskip("accelerate")
-    keep_inductor_inside(torshrun)
+    torshrun.share_torch()
     script = shown("docs/accelerate.md", "# train.py")
     variable, _, command = script.removeprefix("# train.py: ").partition(" ")
     torshrun.environ.update((variable.split("="),), HF_HUB_OFFLINE="1")
@@ -460,7 +460,7 @@ def test_programs_for_accelerate(torshrun: Launcher) -> None:
 @needs_torch
 def test_programs_for_gpus_without_them(torshrun: Launcher) -> None:
     """The script with the processors in the place of GPUs."""
-    keep_inductor_inside(torshrun)
+    torshrun.share_torch()
     script = shown("docs/gpus.md", "# train.py")
     for there, here in (
         ("--nproc-per-node gpu", "--nproc-per-node 2"),

@@ -89,5 +89,5 @@ def test_excerpts_without_torch(torshrun: Launcher) -> None:
 @pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch")
 def test_excerpts_with_torch(torshrun: Launcher) -> None:
     torshrun.environ["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
-    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    torshrun.share_torch()
     run(torshrun, WITH_TORCH, 2)

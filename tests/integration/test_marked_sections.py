@@ -107,7 +107,7 @@ def told(out: str) -> dict[str, list[tuple[list[str], list[int], list[object]]]]
 
 def output(torshrun: Launcher, script: str, *options: str) -> tuple[str, str]:
     """What two ranks print to stdout and stderr."""
-    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    torshrun.share_torch()
     process = torshrun.start("--nproc-per-node", "2", *options, torshrun.script(script))
     out, err = process.communicate(timeout=300)  # these libraries take long to load
     assert process.returncode == 0, err

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 from support.ports import free_port
 
+from torsh_runtime.contract import RECOVERY
 from torsh_runtime.errors import RendezvousTimeout, StoreError
 from torsh_runtime.store.client import StoreClient
 from torsh_runtime.store.remote import RemoteStore
 from torshrun.config.job import Address, Backend, RendezvousConfig
 from torshrun.rendezvous.agent_server import AgentServer
+from torshrun.rendezvous.base import NodeAssignment
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.heartbeats import Heartbeat
 from torshrun.rendezvous.rendezvous_store import RendezvousStore
@@ -176,19 +178,70 @@ def test_nonsense_in_the_place_of_a_beat_is_refused() -> None:
 def test_workers_of_all_nodes_share_the_rounds_store_and_no_other() -> None:
     async def scenario() -> None:
         async with hubs("a", "b") as (first, second):
-            here = await first.serve_round(7)
-            there = await second.forward_round(7, "a", first.endpoint)
-            earlier = await first.serve_round(6)
+            here = await first.serve_round(at(7, 0, "a", first), ignore)
+            there = await second.serve_round(at(7, 1, "a", first), ignore)
+            earlier = await first.serve_round(at(6, 0, "a", first), ignore)
             assert here.secret == there.secret != earlier.secret
             await asyncio.to_thread(exchange, here, there, earlier)
             await there.close()
             await here.close()
-            again = await first.serve_round(7)
+            again = await first.serve_round(at(7, 0, "a", first), ignore)
             await asyncio.to_thread(finds_nothing, again)
             await again.close()
             await earlier.close()
 
     run(scenario)
+
+
+def test_workers_that_go_on_among_other_nodes_keep_their_connection() -> None:
+    async def scenario() -> None:
+        async with hubs("a", "b") as (first, second):
+            one = await second.serve_round(at(7, 1, "a", first), ignore)
+            with await asyncio.to_thread(connect, one) as client:
+                await asyncio.to_thread(client.put, "key", b"of round 7")
+                await asyncio.to_thread(client.put, f"{RECOVERY}own", b"kept")
+                await one.move(at(8, 0, "b", second, since=7))
+                other = await first.serve_round(at(8, 1, "b", second, since=7), ignore)
+                assert other.secret == one.secret
+                await asyncio.to_thread(meets_in_another_round, client, other)
+            await other.close()
+            await one.close()
+
+    run(scenario)
+
+
+def meets_in_another_round(client: StoreClient, other: ServedStore) -> None:
+    assert client.get("key") is None
+    own = client.get(f"{RECOVERY}own")
+    assert own is not None
+    assert own.value == b"kept"
+    client.put("key", b"of round 8")
+    with connect(other) as there:
+        assert there.wait(["key"], GUARD)["key"].value == b"of round 8"
+
+
+def at(
+    number: int, node_rank: int, name: str, first: AgentServer, since: int = -1
+) -> NodeAssignment:
+    """A place in a round whose store is in the agent `first` of this name."""
+    return NodeAssignment(
+        round=number,
+        restarts=0,
+        node_rank=node_rank,
+        num_nodes=2,
+        first_rank=node_rank,
+        world_size=2,
+        master_addr="127.0.0.1",
+        master_port=1,
+        jax_port=2,
+        store_node=name,
+        store_endpoint=first.endpoint,
+        since=since,
+    )
+
+
+def ignore(_: NodeAssignment) -> None:
+    pass
 
 
 def connect(served: ServedStore) -> StoreClient:

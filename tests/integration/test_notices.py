@@ -57,7 +57,7 @@ def test_without_torshrun_nothing_is_handled(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_trainer_of_transformers_saves_and_ends(torshrun: Launcher) -> None:
     pytest.importorskip("transformers", reason="needs transformers")
     torshrun.environ |= {"HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
-    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    torshrun.share_torch()
     script = torshrun.script(
         """
         import torch

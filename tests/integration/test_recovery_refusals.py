@@ -218,7 +218,7 @@ SHARDED = """
 
 
 def test_what_is_sharded_otherwise_is_refused_by_name(torshrun: Launcher) -> None:
-    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    torshrun.share_torch()
     code, out, err = torshrun.run("--nproc-per-node=2", torshrun.script(SHARDED))
     assert code == 0, err
     for part, problem in (

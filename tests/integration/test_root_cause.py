@@ -198,6 +198,7 @@ if rank == 1: {ending}
 dist.all_reduce(x)
 """
     path = torshrun.folder / "events"
+    torshrun.share_torch()
     process = torshrun.start("--nproc-per-node=3", "--events", str(path), torshrun.script(script))
     process.communicate(timeout=120)
     (cause,) = events(path)

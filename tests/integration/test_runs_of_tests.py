@@ -185,6 +185,13 @@ def test_processes_of_tests_multiply_matrices_on_one_thread() -> None:
     assert run_forked(2, threads_after_a_product) == [1, 1]
 
 
+@pytest.mark.torch
+def test_torch_computes_on_one_thread_in_tests_and_what_they_fork() -> None:
+    torch = pytest.importorskip("torch")
+    assert torch.get_num_threads() == 1
+    assert run_forked(2, lambda _: torch.get_num_threads()) == [1, 1]
+
+
 def test_programs_that_tests_start_have_as_many_threads_as_usual() -> None:
     code = (
         "from support.one_thread import load_numpy; load_numpy(); import os; print(len(os.environ))"

@@ -173,6 +173,13 @@ def test_a_module_that_cannot_be_imported_ahead_is_named(
     assert len(out.splitlines()) == 2
 
 
+def test_tqdm_which_looks_for_variables_of_its_own_is_imported_ahead(torshrun: Launcher) -> None:
+    pytest.importorskip("tqdm")  # which torch loads
+    script = write(torshrun, FORKED)
+    code, out, err = torshrun.run("--preload", "tqdm", script)
+    assert (code, out, err) == (0, "[0] forked\n", "")
+
+
 def test_what_has_threads_is_not_forked_but_a_standby_of_its_own(torshrun: Launcher) -> None:
     module(
         torshrun,

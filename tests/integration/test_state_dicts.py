@@ -153,6 +153,7 @@ dist.destroy_process_group()
 
 
 def test_scripts_of_torch_change_an_import(torshrun: Launcher) -> None:
+    torshrun.share_torch()
     (torshrun.folder / "train.py").write_text(OF_TORCH)
     code, out, err = torshrun.run("--nproc-per-node", "2", "train.py", within=60)
     assert code == 0, err

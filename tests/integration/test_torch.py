@@ -14,6 +14,8 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
 
+SHARED = ("--preload=torch._dynamo", "--standbys=0")
+"""Options for torshrun to load torch once, and not in each worker."""
 EXAMPLE = Path(__file__).parents[2] / "examples/torch_ddp.py"
 SUM = """
 import torch, torch.distributed as dist
@@ -56,7 +58,7 @@ def bench(tmp_path: Path) -> Bench:
 @pytest.mark.slow
 def test_an_unmodified_ddp_script_trains_and_resumes(bench: Bench) -> None:
     pytest.importorskip("sklearn")
-    command = ("--nproc-per-node=2", "--rdzv-id=digits", str(EXAMPLE), "--epochs")
+    command = ("--nproc-per-node=2", *SHARED, "--rdzv-id=digits", str(EXAMPLE), "--epochs")
     first = bench.run("torshrun", *command, "2")
     assert first.code == 0, first.err
     second = bench.run("torshrun", *command, "4")
@@ -111,7 +113,7 @@ dist.destroy_process_group()
 sys.stdout.flush()
 os._exit(0)  # torch itself aborts now and then while the interpreter ends
 """
-    run = bench.run("torshrun", "--nproc-per-node=2", "probe.py", then=then)
+    run = bench.run("torshrun", "--nproc-per-node=2", *SHARED, "probe.py", then=then)
     assert run.code == 0, run.err
     assert sorted(line for line in run.out.splitlines() if "fell" in line) == [
         "[0] fell",

@@ -40,9 +40,10 @@ REFUSALS = [
 
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Any]]:
-    """Of each rank."""
-    from support import transformers_attention
+    """Of each rank. They are forked: what is loaded here need not be loaded by each."""
+    from support import lean_transformers, transformers_attention
 
+    assert lean_transformers.hf
     found = run_processes(2, transformers_attention.all_of_it, 300.0)
     for result in found:
         assert not isinstance(result, Raised), repr(result.error)

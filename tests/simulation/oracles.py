@@ -79,6 +79,11 @@ class Oracles:
         self.record.starters[row.token].add(agent)
         self.grants.started(agent)
 
+    def moved(self, agent: str, left: str, place: NodeAssignment) -> None:
+        """Its workers go on in a round of other nodes, and have left the one before."""
+        self.rounds.check_left(agent, left, place)
+        self.started(agent, place)
+
     def stopped(self, agent: str) -> None:
         """None of its workers runs any more."""
         self.record.running.pop(agent, None)

@@ -43,6 +43,9 @@ class Rounds:
             return
         record = self._record
         others = record.rounds_running() - {header.token}
+        if header.kept and before is not None:
+            self._check_kept(before, header)
+            return
         check(not others, f"round {header.number} is formed while workers of {others} run")
         if before is None:
             return
@@ -61,10 +64,29 @@ class Rounds:
         check(header.number == before.number + 1, what)
         check(before.mending and not header.mending, f"{what}, which was not over")
         check(header.restarts == before.restarts + 1 <= header.max_restarts, f"{what}: charged")
-        left = before.token, before.number
-        inside = [a for a, token in self._record.running.items() if token == before.token]
-        late = [agent for agent in inside if self.parked.get(agent) != left]
-        check(not late, f"{what}, and {late} have not left it")
+        self._check_all_have_left(before, what)
+
+    def _check_kept(self, before: Header, header: Header) -> None:
+        """Nobody is in the round that is over when another of other nodes follows."""
+        self.count += 1
+        what = f"round {header.number} of other nodes follows {before.number}"
+        check(header.number == before.number + 1, what)
+        check(before.mending and before.phase == "open", f"{what}, which was not over")
+        grown = header.restarts - before.restarts
+        check(grown in (0, 1) and header.restarts <= header.max_restarts, f"{what}: charged")
+        check(header.since == before.since, f"{what}, and its workers have another key")
+        self._check_all_have_left(before, what)
+
+    def _check_all_have_left(self, before: Header, what: str) -> None:
+        running, formed = self._record.running, self._record.formed
+        live = {agent: token for agent, token in running.items() if token in formed}
+        late = [a for a, token in live.items() if self.parked.get(a) != (token, before.number)]
+        present = [a for a in late if formed[live[a]] == self._record.losses]
+        check(not present, f"{what}, and {present} have not left it")
+
+    def check_left(self, agent: str, left: str, place: NodeAssignment) -> None:
+        """An agent's workers begin a round of other nodes."""
+        check(self.parked.get(agent) == (left, place.round - 1), f"{agent} has left its round")
 
     def went_on(self, agent: str, token: str, place: NodeAssignment) -> None:
         """An agent's workers begin a round of the same nodes."""
@@ -92,7 +114,7 @@ class Rounds:
 
     def started(self, agent: str, token: str, place: NodeAssignment) -> None:
         record = self._record
-        if record.formed.get(token) == record.losses:
+        if record.formed.get(token) == record.losses and not place.kept:
             others = record.rounds_running() - {token}
             check(not others, f"{agent} starts round {place.round} while those of {others} run")
         places = self._places.setdefault(token, {})

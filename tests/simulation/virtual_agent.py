@@ -30,6 +30,7 @@ from torshrun.rendezvous.base import (
     RoundFormed,
     RoundMended,
     RoundOver,
+    Standing,
     StandingBy,
 )
 from torshrun.rendezvous.epoch import Epoch
@@ -66,6 +67,8 @@ class VirtualAgent:
         """Of the round whose workers run."""
         self.in_round = -1
         """The round that is not reported yet."""
+        self._since = -1
+        """The round in which its workers were started."""
         self._left_round = -1
         """The last round that its workers have left, or are leaving, as some were lost."""
         self._has_lost = self._is_stopping = False
@@ -190,18 +193,29 @@ class VirtualAgent:
             self._oracles.expired(self.name)
             self.report("stopped")  # the agent came back too late: the keeper starts nothing
             return
-        self.place = place
+        self.place, self._since = place, place.round
         self._oracles.started(self.name, place)
         self._check_clock()
+        if not place.kept and self._chance.random() < 0.7:
+            self._loop.call_later(self._chance.random(), self._join, place.round)
         if self.finishing:
             self._loop.call_later(1.0, self._succeed, place.round)
+
+    def _join(self, number: int) -> None:
+        """Its workers can go on among other nodes."""
+        if self.place is not None and self._since == number:
+            self.soon(self.rendezvous.note_lasting, True)
 
     def _go_on(self, place: NodeAssignment) -> None:
         """The next round has begun, unless the workers here are to end or have ended."""
         if self.place is None or self._is_stopping or self.over:
             return
         self._tell(self.name, f"goes on in round {place.round}")
-        self._oracles.rounds.went_on(self.name, self._token, place)
+        if place.kept and self._oracles.record.inside[self.name].token != self._token:
+            left, self._token = self._token, self._oracles.record.inside[self.name].token
+            self._oracles.moved(self.name, left, place)
+        else:
+            self._oracles.rounds.went_on(self.name, self._token, place)
         self.place, self.in_round, self._has_lost = place, place.round, False
         if self.finishing:
             self._loop.call_later(1.0, self._succeed, place.round)
@@ -301,12 +315,12 @@ class VirtualAgent:
             self._tell(self.name, f"loses a worker in round {number}")
             self._has_lost = True
             if self._left_round < number:
-                self.rendezvous.mend(number, "lost", 1.0)
+                self.rendezvous.mend(number, "lost", 1.0, True)
             self._leave_round(number)
 
     def _hear_over(self, number: int) -> None:
         if self._may_mend(number) and self._chance.random() < 0.1:
-            self.rendezvous.mend(number, "unable", 1.0)
+            self.rendezvous.mend(number, "unable", 1.0, self._has_lost)
         elif self._may_mend(number):
             self._leave_round(number)
 
@@ -324,7 +338,8 @@ class VirtualAgent:
         if self._may_mend(number):
             self._oracles.rounds.parked[self.name] = self._token, number
             is_bare = self._chance.random() < 0.1
-            self.rendezvous.mend(number, "bare" if is_bare else "parked", 1.0)
+            standing: Standing = "bare" if is_bare else "parked"
+            self.rendezvous.mend(number, standing, 1.0, self._has_lost)
 
     def finish(self) -> None:
         """Its workers succeed, in this round or the next."""

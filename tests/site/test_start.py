@@ -38,7 +38,7 @@ def losses(output: str) -> dict[int, float]:
 @pytest.fixture
 def launcher(torshrun: Launcher) -> Launcher:
     """The same, where torch's cache is in the test's folder and not where temporary files are."""
-    torshrun.environ["TORCHINDUCTOR_CACHE_DIR"] = str(torshrun.folder / "inductor")
+    torshrun.share_torch()
     return torshrun
 
 
@@ -51,7 +51,7 @@ def check(page: str, output: str) -> None:
 
 def test_one_process(tmp_path: Path) -> None:
     path = script(tmp_path, shown("docs/start/first-job.md", "# train.py"))
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=300)
     check(shown("docs/start/first-job.md", "$ python"), done.stdout)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from dataclasses import replace
 from typing import Any, cast
@@ -13,6 +14,8 @@ from benchmarks.family_columns import generating, tensor_parallel
 from benchmarks.family_models import CLASSES, FAMILIES, WIDTH, hf
 from benchmarks.family_replicas import parts, sharded
 from benchmarks.family_training import compared, trained, whole, with_adapters
+
+peft = importlib.import_module("peft")  # by now transformers is loaded, without torchvision
 
 CUT = ("llama", "qwen3", "gpt2", "gpt-oss", "deberta", "t5")
 ADAPTED = ("gpt2", "deepseek-v2")
@@ -98,8 +101,6 @@ def checkpointed(mesh: Any) -> str:
 
 def late_adapters(rank: int) -> dict[str, str]:
     """What is said of adapters that come after the cut, and of kinds that are not known."""
-    import peft  # which transformers comes before, without torchvision
-
     mesh = tr.init_device_mesh({"tp": 2})
     late = tr.parallelize(FAMILIES["gpt2"].built(), mesh, "auto")
     FAMILIES["gpt2"].loss_of(late, 0)

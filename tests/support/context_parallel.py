@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -150,12 +150,25 @@ def run(case: Case, kind: Framework, ranks: int, attention: Any, axis: Any) -> l
     return [np.array(whole.detach()), *gradients]
 
 
+@cache
+def made(framework: str) -> Framework:
+    """Return the framework of this name, which is one object in each process."""
+    return Framework(framework)
+
+
+@cache
+def alone(name: str, kind: Framework, ranks: int) -> list[Array]:
+    """Return what one process computes: the result and gradients, as of so many ranks."""
+    case = CASES[name]
+    return run(case, kind, ranks, lambda *tensors: kind.attention(case, *tensors), None)
+
+
 def differences(
     name: str, method: Any, framework: str | Framework, rank: int, ranks: int
 ) -> list[float]:
     """How far result and gradients are from those of one process."""
     case = CASES[name]
-    kind = Framework(framework) if isinstance(framework, str) else framework
+    kind = made(framework) if isinstance(framework, str) else framework
 
     def parallel(*tensors: Any) -> Any:
         return tr.context_attention(
@@ -173,7 +186,7 @@ def differences(
         )
 
     found = run(case, kind, ranks, parallel, tr.group.WORLD)
-    expected = run(case, kind, ranks, lambda *tensors: kind.attention(case, *tensors), None)
+    expected = alone(name, kind, ranks)
     return [float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True)]
 
 

@@ -62,7 +62,7 @@ class Course:
     by_no_sync: bool = False
     keeps_gradients: bool = False
     """Zeroed in place, instead of none."""
-    steps: int = 60
+    steps: int = 24
     compiled: str = ""
     autocast: bool = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import pickle
 import select
@@ -34,6 +35,8 @@ def run_forked(
     """body(number) in so many processes; what each returned, Raised(error) where it raised or was
     killed, as after `hangs` seconds. `meanwhile` is called here with their pids.
     """
+    if "torch" in sys.modules:  # optimizers import this: once, not in each process
+        importlib.import_module("torch._dynamo")
     pipes, children = [], []
     for number in range(processes):
         reader, writer = os.pipe()

@@ -41,6 +41,15 @@ class Launcher:
         assert soon(lambda: not any(self.temporary.iterdir())), os.listdir(self.temporary)
         self.temporary.rmdir()
 
+    def share_torch(self) -> None:
+        """Have workers be forks of a process that has loaded torch and its compiler, which
+        optimizers load: that takes most of the time of a small training. The compiler's folder for
+        temporary files is the test's.
+        """
+        self.environ["PET_PRELOAD"] = "torch._dynamo"
+        self.environ["PET_STANDBYS"] = "0"
+        self.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "inductor")
+
     def script(self, text: str, name: str = "train.py") -> str:
         """Write a script that finds `rank` defined; its path."""
         path = self.folder / name

@@ -1,23 +1,26 @@
 """A training that goes on when workers are lost: a script for torshrun.
 
-Arguments: "nn" or "torch", maybe followed by -fsdp, -mixed or -fully_shard, the number of steps,
-and what happens in each round, as what:where:step:ranks. `what` is kill, stop, raise, exit, or flip
-(a bit of the newest version of this rank's shard in memory, and then kill); `ranks` are numbers
-with commas; `where` is one of before, forward, backward, vote (in commit(), before it), half (in
-commit(), amid the optimizer's step), committed, or for a rank that heals or gives its state: heal
-(then `step` is any number). For shards it is also version or gradients: while these are copied to
-the node's memory.
-PAUSE is in the environment: seconds in each step.
+Arguments: "nn" or "torch", maybe followed by -fsdp, -mixed or -fully_shard, or by -own for torch's
+own group and DistributedDataParallel, the number of steps, and what happens in each round, as
+what:where:step:ranks. `what` is kill, stop, raise, exit, or flip (a bit of the newest version of
+this rank's shard in memory, and then kill); `ranks` are numbers with commas; `where` is one of
+before, forward, backward, vote (in commit(), before it), half (in commit(), amid the optimizer's
+step), committed, or for a rank that heals or gives its state: heal (then `step` is any number). For
+shards it is also version or gradients: while these are copied to the node's memory.
+PAUSE is in the environment: seconds in each step, as long as there is no file FAST. BEGIN there is
+a file with the state to begin with, and END one for the state at the end.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -96,6 +99,8 @@ def wrapped_in(model: Any) -> Any:
     if way == "mixed":
         mixed = tr.MixedPrecision(param_dtype="float16", reduce_dtype="float32")
         return tr.FullyShardedDataParallel(model, mixed_precision=mixed, min_num_params=50)
+    if way == "own":
+        return sys.modules["torch"].nn.parallel.DistributedDataParallel(model)
     if way == "fully_shard":
         tr.fully_shard(model[0])
         return tr.fully_shard(model)
@@ -124,10 +129,30 @@ def make_torch() -> tuple[Any, Any, Any]:
             return torch.relu(values - self.mean)
 
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), Centred(), torch.nn.Dropout(0.2)]
+    is_own = sys.argv[1] == "torch-own"
+    if is_own:
+        torch.distributed.init_process_group("torsh")
+    centred = torch.nn.ReLU() if is_own else Centred()  # torch copies the buffers that it knows
+    layers = [torch.nn.Linear(6, 40), torch.nn.BatchNorm1d(40), centred, torch.nn.Dropout(0.2)]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(40, 1))
     wrapped = wrapped_in(model)
     return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9), torch.from_numpy
+
+
+def load(parts: dict[str, Any]) -> int:
+    """Load the state that another training has left; the number of its steps."""
+    if "BEGIN" not in os.environ:
+        return 0
+    begin, states = pickle.loads(Path(os.environ["BEGIN"]).read_bytes())  # noqa: S301 - our own
+    for name, part in parts.items():
+        part.load_state_dict(states[name])
+    return int(begin)
+
+
+def save(parts: dict[str, Any], steps: int, rank: int) -> None:
+    if "END" in os.environ and rank == 0:
+        states = {name: part.state_dict() for name, part in parts.items()}
+        Path(os.environ["END"]).write_bytes(pickle.dumps((steps, states)))
 
 
 def number(value: Any) -> float:
@@ -135,7 +160,8 @@ def number(value: Any) -> float:
 
 
 def main() -> None:
-    tr.init_process_group()
+    if sys.argv[1] != "torch-own":
+        tr.init_process_group()
     framework = sys.argv[1].partition("-")[0]
     model, optimizer, tensor = make_torch() if framework == "torch" else make_nn()
     data = np.random.default_rng(1).standard_normal((SAMPLES, 6)).astype(np.float32)
@@ -146,11 +172,14 @@ def main() -> None:
     schedule = schedules.StepLR(optimizer, step_size=4, gamma=0.9)
     average: Any = nn.Linear(2, 2) if framework == "nn" else sys.modules["torch"].nn.Linear(2, 2)
     parts = {"model": model, "optimizer": optimizer, "sampler": sampler, "average": average}
-    job = tr.elastic.join(**parts, schedule=schedule)
+    parts["schedule"] = schedule
+    begin = load(parts)
+    job = tr.elastic.join(**parts)
+    job.number = max(begin, job.number)
     watch(Parts, "agree_on_buffers", "vote", present)
     watch(optimizer, "step", "half", present)
     watch_copies(present)
-    print(f"start {tr.get_rank()} {os.getpid()} {job.number}", flush=True)
+    print(f"start {job.rank} {os.getpid()} {job.number}", flush=True)
     for step in job.steps(int(sys.argv[2])):
         with step:
             present[0] = step.number
@@ -160,19 +189,20 @@ def main() -> None:
             pass_point("forward", step.number)
             loss.backward()
             pass_point("backward", step.number)
-            time.sleep(PAUSE)
+            time.sleep(0 if Path(os.environ.get("FAST", "none")).exists() else PAUSE)
             step.commit()
             schedule.step()
             for each in average.parameters():
                 each.data[...] = 0.9 * each.data + 0.01 * step.number
             print("step", step.number, *indices, repr(number(loss)), flush=True)
             pass_point("committed", step.number)
+    save(parts, int(sys.argv[2]), job.rank)
     total = [
         each.detach().numpy() if hasattr(each, "detach") else each.data
         for whole in (model, average)
         for each in (*whole.parameters(), *(buffer for _, buffer in whole.named_buffers()))
     ]
-    print(f"end {tr.get_rank()} {os.getpid()} {sum(float(abs(each).sum()) for each in total)!r}")
+    print(f"end {job.rank} {os.getpid()} {sum(float(abs(each).sum()) for each in total)!r}")
 
 
 main()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,9 @@ def own_rows(rank: int, ranks: int) -> slice:
     return slice(rank * size, (rank + 1) * size)
 
 
+@cache
 def alone(name: str) -> dict[str, Any]:
+    """Return the parameters of one process."""
     model = Net()
     train(model, KINDS[name](model), range(STEPS), slice(None))
     return dict(model.state_dict())
@@ -402,9 +404,11 @@ def refused(rank: int) -> dict[str, str]:
 
 
 def bodies(ranks: int, folder: Path) -> dict[Any, Any]:
-    """Each scene by its name, a function of the rank."""
+    """Each scene by its name, a function of the rank. What one process computes is computed here,
+    and not on each rank."""
     found: dict[Any, Any] = {}
     for name in KINDS:
+        alone(name)
         for gathers in (False, True):
             found[name, gathers] = partial(difference, name, ranks=ranks, gathers=gathers)
         saved = folder / f"{name}-{ranks}"

@@ -85,7 +85,7 @@ class Parts:
         others = (*self._models, *self._optimizers)
         self._others = {n: each for n, each in named.items() if not _is_in(each, others)}
         samplers = [each for each in self._others.values() if isinstance(each, ElasticSampler)]
-        self.batches = Batches(samplers)
+        self.batches, self._samplers = Batches(samplers), samplers
         self.shards: Shards | None = None
         """What protects parts of which each rank has a share alone; None if there are none."""
         self._sharded = sharded_in(named) if self.is_sharded else {}
@@ -221,6 +221,14 @@ class Parts:
         self.drop_progress()
         for model in () if self._group is None else [*self._group.wrappers]:
             model.begin_anew()
+
+    def divide_anew(self, former: tuple[int, int]) -> None:
+        """Divide batches by the group's present rank and number of ranks, instead of these."""
+        group = self._group
+        assert group is not None
+        for sampler in self._samplers:
+            if (sampler.rank, sampler.num_replicas) == former:
+                sampler.rank, sampler.num_replicas = group.rank, group.world_size
 
     def share_anew(self) -> None:
         """Share memory of sharded models with the other ranks, whose group is configured anew."""

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 
-from torsh_runtime.contract import LEFT_EARLY, RECOVERY
+from torsh_runtime.contract import FIXED, LEFT_EARLY, RECOVERY
 from torsh_runtime.errors import PeerLost, StateCorrupted, StoreError, StoreTimeout, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
@@ -33,9 +33,12 @@ class Rounds:
     def __init__(self, group: JobGroup, job: Job) -> None:
         """Begin in the round in which this process was started."""
         self._group, self._store = group, job.client.scoped(RECOVERY)
-        self._rank, self._start = job.env.rank, job.env.round
-        self.number = self._start
-        self._notice = NOTICE if job.env.num_nodes == 1 else NOTICE_OF_NODES
+        self._me = f"{job.env.round}/{job.env.local_rank}"
+        self._local_rank = job.env.local_rank
+        self.number = job.env.round
+        self.rank, self.world_size = job.env.rank, job.env.world_size
+        """This worker's rank and the number of ranks in round `number`."""
+        self._num_nodes = job.env.num_nodes
         self._left = threading.Event()
 
     def follow(self) -> None:
@@ -46,16 +49,20 @@ class Rounds:
         )
         run.start()
 
-    def join(self) -> None:
-        """Tell the agent that this worker can go on without others, and has a whole state."""
-        self._store.put(f"joined/{self._start}/{self._rank}", b"")
+    def join(self, *, is_fixed: bool) -> None:
+        """Tell the agent that this worker can go on without others, and has a whole state.
+
+        Args:
+            is_fixed: Whether it can only go on among as many ranks as there are.
+        """
+        self._store.put(f"joined/{self._me}", FIXED if is_fixed else b"")
 
     def enter(self) -> None:
         """Wait, in a replacement, until its round is formed: it is started before the others have
         left the last one. The wait has no limit, like that of next().
         """
         self._say("waits until the others have left the last round")
-        self._wait(f"round/{self._start}")
+        self._take_place(self._wait(f"round/{self.number}"))
         self._say("")
 
     def leave(self, *, is_early: bool) -> None:
@@ -65,11 +72,11 @@ class Rounds:
             is_early: Whether this worker did not take all steps, so that others may wait for it.
         """
         self._left.set()
-        self._store.put(f"left/{self._start}/{self._rank}", LEFT_EARLY if is_early else b"")
+        self._store.put(f"left/{self._me}", LEFT_EARLY if is_early else b"")
 
     def refuse(self) -> None:
         """Tell the agent that this process is about to end, and would after each restart."""
-        self._store.put(f"refused/{self._start}/{self._rank}", b"")
+        self._store.put(f"refused/{self._me}", b"")
 
     def note_corrupted(self, found: StateCorrupted) -> None:
         """Tell the agent which ranks have a corrupt state, and whether they are healed."""
@@ -81,7 +88,7 @@ class Rounds:
             "sequel": "healed" if found.healthy else "ended",
             "certain": found.has_majority,
         }
-        self._store.put(f"corrupted/{self._start}/{self._rank}", json.dumps(facts).encode())
+        self._store.put(f"corrupted/{self._me}", json.dumps(facts).encode())
 
     def next(self, lost: TorshError, longest: float) -> None:
         """Leave the present round, which has to be over, and wait until the next one is formed.
@@ -97,22 +104,27 @@ class Rounds:
         self._say("waits to hear that the round is over")
         try:
             key = f"over/{self.number}"
-            exited = self._store.wait([key], self._notice)[key].value
+            most = NOTICE if self._num_nodes == 1 else NOTICE_OF_NODES
+            exited = self._store.wait([key], most)[key].value
         except StoreTimeout:
             raise lost from None
         if exited:
             how = "it has ended with exit code 0 before the last step, so it is not replaced"
             raise PeerLost(int(exited), "elastic.join()", 0, how) from lost
         self._left.set()
-        self._store.put(f"parked/{self.number}/{self._rank}", f"{longest:.3f}".encode())
+        self._store.put(f"parked/{self.number}/{self._local_rank}", f"{longest:.3f}".encode())
         self._say("parked: waits for the next round")
-        following = self.number + 1
-        key = f"round/{following}"
-        self.number, restarts = following, self._wait(key).decode()
-        os.environ["TORSH_ROUND"] = str(following)
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = restarts
+        self.number += 1
+        self._take_place(self._wait(f"round/{self.number}"))
         self._say("")
         self.follow()
+
+    def _take_place(self, places: bytes) -> None:
+        """Take this worker's place in the round, of those that the agent has written."""
+        own = json.loads(places)[self._local_rank]
+        os.environ.update(own)
+        self.rank, self.world_size = int(own["RANK"]), int(own["WORLD_SIZE"])
+        self._num_nodes = int(own["GROUP_WORLD_SIZE"])
 
     def _wait(self, key: str) -> bytes:
         while True:

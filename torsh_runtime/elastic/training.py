@@ -132,7 +132,7 @@ class Training:
         if self._rounds is not None:
             self._parts.begin(self.number)
             self._rounds.follow()
-            self._rounds.join()
+            self._rounds.join(is_fixed=self._parts.is_sharded)
 
     def replace(self) -> None:
         """Take the place of a lost worker, with the state of the others."""
@@ -144,7 +144,7 @@ class Training:
         except LOST as lost:
             self.recover(lost)
         os.environ[REPLACEMENT] = JOINED  # its next default groups are made as the others'
-        self._rounds.join()
+        self._rounds.join(is_fixed=self._parts.is_sharded)
 
     def recover(self, lost: TorshError) -> None:
         """Go back to the last commit, with the other ranks, in the next round if one was lost.
@@ -191,9 +191,11 @@ class Training:
     def _meet(self, rounds: Rounds) -> None:
         group = self._group
         assert isinstance(group, JobGroup)
-        rank, size = group.rank, group.world_size
         own = self._hold(group)
-        group.meet_again(rounds.number, self._parts.begin_anew)
+        former = group.rank, group.world_size
+        rank, size = rounds.rank, rounds.world_size
+        group.meet_again(rounds.number, self._parts.begin_anew, rank, size)
+        self._parts.divide_anew(former)
         held = group.all_gather_numbers(
             np.array([self.number if self._is_whole else _NOTHING], np.int64)
         )[:, 0].tolist()

@@ -287,7 +287,7 @@ class Agent:
         self._post(protocol.NotStarted(self._tell.round, report.errno))
 
     def on_end(self, worker: Worker) -> None:
-        self._post(protocol.WorkerEnded(self._tell.round, worker.rank, worker.status))
+        self._post(protocol.WorkerEnded(self._tell.round, worker.local_rank, worker.status))
 
     def on_exit(self, worker: Worker) -> None:
         self._tell.worker_exited(worker)
@@ -367,7 +367,7 @@ class Agent:
             self._settling = self._start(self._settle(instruction))
         elif isinstance(instruction, protocol.PassOn):
             signo, handled_only, rank = instruction
-            self._group.notify(signo, handled_only=handled_only, rank=rank)
+            self._group.notify(signo, handled_only=handled_only, local_rank=rank)
         elif isinstance(instruction, protocol.StopWorkers):
             await self._stop_workers(instruction)
         elif isinstance(instruction, protocol.Mend):
@@ -411,10 +411,14 @@ class Agent:
             store = self._round.store
             ends_at = self._time_limit.ends_at
             first = first_worker(config, place, self.scratch, store.endpoint, store.secret, ends_at)
+            first = replace(first, is_replacement=place.kept)
             folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
-            self._group.start(assign(self.spec, first, folder))
+            everyone = assign(self.spec, first, folder)
+            self._group.start(everyone)
             if config.max_restarts:
                 self._recovery.start(store.store, is_alone=config.is_alone)
+            if place.kept:
+                await self._recovery.begin_round(place.round, everyone)
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
             self._refuse_start(f"cannot start the workers: {error}")
 
@@ -433,19 +437,25 @@ class Agent:
             await self._start_ahead(instruction.ranks)
         elif isinstance(instruction, protocol.TellExited):
             assert self._round is not None
-            rank, on_all_nodes = instruction
+            rank = self._group.workers[instruction.rank].rank
+            on_all_nodes = instruction.on_all_nodes
             await self._recovery.tell_exited(self._round.number, rank, on_all_nodes)
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
         elif isinstance(instruction, protocol.TellUnfit):
-            self._tell.say(unfit(instruction))
+            rank = self._group.workers[instruction.rank].rank
+            self._tell.say(unfit(instruction._replace(rank=rank)))
         elif isinstance(instruction, protocol.WatchOn):
             assert self._round is not None
             self._hangs.start(self._round)
         elif isinstance(instruction, protocol.TellStanding):
             assert self._round is not None
             ran = time.monotonic() - self._group.begun
-            self.rendezvous.mend(self._round.number, instruction.standing, ran)
+            self.rendezvous.mend(
+                self._round.number, instruction.standing, ran, instruction.has_lost
+            )
+        elif isinstance(instruction, protocol.TellLasting):
+            self.rendezvous.note_lasting(instruction.is_lasting)
         else:
             await self._replace_workers(instruction.ranks, instruction.place)
 
@@ -474,15 +484,21 @@ class Agent:
     ) -> Sequence[Assignment]:
         """Return new workers in the place of these, in the store and pages of the survivors."""
         for rank in ranks:
-            a_round.pages.clear(rank - place.first_rank)
+            a_round.pages.clear(rank)
+        everyone = self._everyone(place, a_round, mark)
+        return [each for each in everyone if each.worker.local_rank in ranks]
+
+    def _everyone(
+        self, place: base.NodeAssignment, a_round: Round, mark: str = ""
+    ) -> Sequence[Assignment]:
+        """Return the workers of this node as replacements that begin in this place."""
         store, ends_at = a_round.store, self._time_limit.ends_at
         first = first_worker(
             self.config, place, self.scratch, store.endpoint, store.secret, ends_at
         )
         first = replace(first, status_file=a_round.pages.path, is_replacement=True)
         folder = f"{self.folder.path}/attempt_{place.round}" if self.folder else ""
-        everyone = assign(self.spec, first, folder, mark)
-        return [each for each in everyone if each.worker.rank in ranks]
+        return assign(self.spec, first, folder, mark)
 
     async def _report_lost(
         self,
@@ -504,7 +520,8 @@ class Agent:
         why = "it did not leave the round in which another worker was lost"
         if kill.is_hang and self._hangs.finding:
             why = self._tell.hung(*self._hangs.finding)
-        self._diagnosis.hung = {**self._diagnosis.hung, **dict.fromkeys(kill.ranks, why)}
+        ranks = [self._group.workers[rank].rank for rank in kill.ranks]
+        self._diagnosis.hung = {**self._diagnosis.hung, **dict.fromkeys(ranks, why)}
         self._group.kill(kill.ranks)
 
     async def _replace_workers(self, ranks: Sequence[int], place: base.NodeAssignment) -> None:
@@ -523,12 +540,26 @@ class Agent:
                 return
             self._round, self._place = before._replace(number=place.round), place
             self._tell.round_started(place)
+            everyone = self._everyone(place, before)
+            if place.kept:
+                await self._move(place, before, everyone)
             late = [rank for rank in ranks if rank not in self._group.ahead]
             self._group.replace(self._replacements(late, place, before))
             # Not before: who joins has to be a worker by then.
-            await self._recovery.begin_round(place.round, place.restarts)
+            await self._recovery.begin_round(place.round, everyone)
         except (OSError, RuntimeError, TorshError) as error:
             self._refuse_start(f"cannot start the workers: {error}")
+
+    async def _move(
+        self, place: base.NodeAssignment, a_round: Round, everyone: Sequence[Assignment]
+    ) -> None:
+        """Have this node's workers go on among others, where their ranks may be others."""
+        await a_round.store.move(place)
+        self._recovery.follow_others()
+        self._group.move(everyone)
+        self._telemetry.begin_round(place)
+        self._slowness.place(place)
+        self._diagnosis.node_rank = place.node_rank
 
     async def _stop_workers(self, stop: protocol.StopWorkers) -> None:
         self._hangs.stop()

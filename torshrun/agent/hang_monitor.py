@@ -142,7 +142,9 @@ class HangMonitor:
         # SIGABRT makes faulthandler write those that could not be had.
         told = any(texts.values()) or all(map(_leaves_stack, self.group.workers))
         signo = signal.SIGTERM if told else signal.SIGABRT
-        self.post(protocol.Hung(a_round.number, signo, hang.suspect, place_of_suspect(hang)))
+        here = (each.local_rank for each in self.group.workers if each.rank == hang.suspect)
+        suspect = next(here, -1)
+        self.post(protocol.Hung(a_round.number, signo, suspect, place_of_suspect(hang)))
 
     def _pardon(self, held: Collection[int]) -> None:
         """Go on, though others wait for these; said once a round."""

@@ -145,8 +145,10 @@ def _start_or_restart_workers(
     if state.stopped_by:  # too late: this node is leaving
         report = base.Report(round=place.round, outcome="stopped")
         return replace(state, attempt=attempt), (protocol.TellRendezvous(report),)
-    ranks = range(place.first_rank, place.first_rank + config.nproc_per_node)
-    return Running(attempt=attempt, alive=frozenset(ranks)), (protocol.StartWorkers(place),)
+    ranks = frozenset(range(config.nproc_per_node))
+    fresh = ranks if place.kept else frozenset[int]()
+    running = Running(attempt=attempt, alive=ranks, fresh=fresh, is_lasting=place.kept)
+    return running, (protocol.StartWorkers(place),)
 
 
 def _end(state: Waiting, verdict: base.Verdict) -> Step:
@@ -191,7 +193,8 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(state, Mending):
         return _mending(config, state, event)
     if isinstance(event, protocol.Joined | protocol.Left):
-        return mending.joined_or_left(state, event), mending.owed_notices(state, event)
+        noted, told = mending.tell_lasting(config, mending.joined_or_left(state, event))
+        return noted, (*told, *mending.owed_notices(state, event))
     if isinstance(event, base.RoundOver):
         return mending.end_round(config, state)
     if isinstance(event, protocol.WorkerEnded):
@@ -244,9 +247,11 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
         if state.lost:
             return _stop_workers(config, state, "failure")
         return state, (protocol.TellStanding("unable"),)
-    state, told = mending.tell(state)
+    state, lasting = mending.tell_lasting(config, state)
+    state, standing = mending.tell(state)
     is_lost = isinstance(event, protocol.WorkerEnded)
-    return state, (*told, protocol.StartAhead((event.rank,))) if is_lost else told
+    ahead = (protocol.StartAhead((event.rank,)),) if is_lost else ()
+    return state, (*lasting, *standing, *ahead)
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:

@@ -1,4 +1,6 @@
-"""Decides how lost workers are replaced while the others continue. Pure, a part of the machine.
+"""Decides how workers leave a round and keep their processes. Pure, a part of the machine.
+
+They do when workers are lost, which are replaced, and when other nodes leave the job or come.
 
 The rendezvous decides which round is over and when the next begins, as other nodes may have a part
 in it. This node tells it how it stands.
@@ -20,13 +22,27 @@ Followed = protocol.WorkerEnded | protocol.Parked | protocol.Joined | protocol.L
 
 def joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
     """Note that a worker can go on without others, or cannot any more."""
-    fresh, joined = state.fresh - {event.rank}, state.joined - {event.rank}
+    own = {event.rank}
+    fresh, joined, fixed = state.fresh - own, state.joined - own, state.fixed - own
     if isinstance(event, protocol.Joined):
-        joined |= {event.rank} & state.alive
+        joined |= own & state.alive
+        fixed |= own & joined if event.is_fixed else set()
     elif event.is_early:
-        state = replace(state, early=state.early | {event.rank})
+        state = replace(state, early=state.early | own)
     failed = frozenset(each for each in state.failed if each[0] != event.rank)
-    return replace(state, joined=joined, fresh=fresh, failed=failed)
+    return replace(state, joined=joined, fresh=fresh, fixed=fixed, failed=failed)
+
+
+def tell_lasting(
+    config: LaunchConfig, state: Able
+) -> tuple[Able, tuple[protocol.TellLasting, ...]]:
+    """Tell the rendezvous whether the workers here can go on among other nodes, unless it knows."""
+    able = state.joined | state.fresh
+    lost = state.lost if isinstance(state, Mending) else frozenset[int]()
+    is_lasting = not state.fixed and len(able | lost) == config.nproc_per_node
+    if config.is_alone or is_lasting == state.is_lasting:
+        return state, ()
+    return replace(state, is_lasting=is_lasting), (protocol.TellLasting(is_lasting),)
 
 
 def tell_exited(config: LaunchConfig, state: Running, rank: int) -> tuple[protocol.TellExited, ...]:
@@ -122,6 +138,8 @@ def begin(state: Running, *lost: int) -> Step:
         alive=alive,
         joined=state.joined & alive,
         fresh=state.fresh & alive,
+        fixed=state.fixed & alive,
+        is_lasting=state.is_lasting,
         lost=frozenset(lost),
         failed=state.failed,
         awaited=state.joined & alive,
@@ -145,9 +163,10 @@ def tell(state: Mending) -> tuple[Mending, tuple[protocol.TellStanding, ...]]:
     standing: base.Standing = "parked" if state.joined else "bare"
     if state.awaited:
         standing = "lost"
-    if standing == state.told or (standing == "lost" and not state.lost):
+    telling = standing, bool(state.lost)
+    if telling == state.told or (standing == "lost" and not state.lost):
         return state, ()
-    return replace(state, told=standing), (protocol.TellStanding(standing),)
+    return replace(state, told=telling), (protocol.TellStanding(*telling),)
 
 
 def follow(state: Mending, event: Followed) -> Mending:
@@ -163,6 +182,7 @@ def follow(state: Mending, event: Followed) -> Mending:
         alive=state.alive - {event.rank},
         joined=state.joined - {event.rank},
         fresh=state.fresh - {event.rank},
+        fixed=state.fixed - {event.rank},
         lost=state.lost | {event.rank},
         awaited=awaited,
     )
@@ -183,6 +203,8 @@ def next_round(state: Mending, place: base.NodeAssignment) -> Step:
         joined=state.joined,
         fresh=state.fresh | state.lost,
         failed=state.failed,
+        fixed=state.fixed,
+        is_lasting=state.is_lasting or place.kept,
         owed=frozenset((rank, signo) for rank in state.lost for signo in attempt.noticed),
     )
     return running, (protocol.ReplaceWorkers(tuple(sorted(state.lost)), place),)

@@ -10,7 +10,8 @@ Cause = Literal["done", "failure", "hang", "no start", "signal", "dead man", "cl
 """closing: another round is to follow; verdict: the job is over."""
 
 
-# ---- events; those that name a round change nothing once it is over
+# ---- events; those that name a round change nothing once it is over. Workers are named by their
+# local ranks, as their ranks may become others.
 
 
 class WorkerEnded(NamedTuple):
@@ -69,7 +70,7 @@ class Hung(NamedTuple):
     signo: int
     """Signal with which to stop them."""
     suspect: int = -1
-    """The rank that the others wait for; -1 if that cannot be told."""
+    """The one that the others wait for, if it is here; -1 if it is not, or that cannot be told."""
     place: Literal["here", "elsewhere", "unknown"] = "here"
     """The node of that rank."""
 
@@ -78,6 +79,8 @@ class Joined(NamedTuple):
     """A worker can go on without others, and give its state to a replacement."""
 
     rank: int
+    is_fixed: bool = False
+    """True if it can only go on among as many workers as there are."""
 
 
 class Left(NamedTuple):
@@ -176,9 +179,18 @@ class TellExited(NamedTuple):
 
 
 class TellStanding(NamedTuple):
-    """Tell the rendezvous how this node stands in the round, in which workers were lost."""
+    """Tell the rendezvous how this node stands in the round, which its workers are to leave."""
 
     standing: base.Standing
+    has_lost: bool = False
+    """True if workers here were lost."""
+
+
+class TellLasting(NamedTuple):
+    """Tell the rendezvous whether the workers here keep their processes if other nodes leave the
+    job or come."""
+
+    is_lasting: bool
 
 
 class KillWorkers(NamedTuple):
@@ -203,7 +215,7 @@ class WatchOn(NamedTuple):
 
 class ReplaceWorkers(NamedTuple):
     """Begin the next round with the survivors, and new workers in the place of these. Report why
-    these were lost; there are none if all lost workers are of other nodes.
+    these were lost; there are none if all lost workers are of other nodes, or nodes have changed.
     """
 
     ranks: tuple[int, ...]
@@ -217,7 +229,7 @@ class PassOn(NamedTuple):
     handled_only: bool = False
     """True if only those that handle it are to get it."""
     rank: int | None = None
-    """Rank of the only worker that is to get it; None if all are."""
+    """The only worker that is to get it; None if all are."""
 
 
 class TellRendezvous(NamedTuple):
@@ -246,16 +258,8 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Mend = (
-    EndRound
-    | StartAhead
-    | TellStanding
-    | TellExited
-    | TellUnfit
-    | KillWorkers
-    | WatchOn
-    | ReplaceWorkers
-)
+Telling = TellStanding | TellLasting | TellExited | TellUnfit
+Mend = EndRound | StartAhead | Telling | KillWorkers | WatchOn | ReplaceWorkers
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure
 )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torsh_runtime.contract import EXITED, LEFT_EARLY, PARKED, RECOVERY
+from torsh_runtime.contract import EXITED, FIXED, LEFT_EARLY, PARKED, RECOVERY, place_of
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Put, Store
 from torshrun.agent import protocol
 from torshrun.workers.group import WorkerGroup
+from torshrun.workers.spec import Assignment
 from torshrun.workers.worker import Worker
 
 PARK_BOUND = 300.0
@@ -50,8 +52,13 @@ class Recovery:
         self._is_alone, self._parked_elsewhere = is_alone, {}
         self._spawn(self._watch(store))
         if not is_alone:
-            self._spawn(self._watch_others(store, EXITED, self._take_exited))
-            self._spawn(self._watch_others(store, PARKED, self._take_parked))
+            self.follow_others()
+
+    def follow_others(self) -> None:
+        """Follow what agents of other nodes tell in the store of the round that has begun."""
+        if self._store is not None:
+            self._spawn(self._watch_others(self._store, EXITED, self._take_exited))
+            self._spawn(self._watch_others(self._store, PARKED, self._take_parked))
 
     def stop(self) -> None:
         """Follow no worker any more."""
@@ -86,12 +93,13 @@ class Recovery:
         if on_all_nodes:  # in their store, which may take its time
             self._spawn(_put_first(self._store, f"{EXITED}{number}", str(rank).encode()))
 
-    async def begin_round(self, number: int, restarts: int) -> None:
-        """Tell the survivors to meet again in this round."""
+    async def begin_round(self, number: int, everyone: Sequence[Assignment]) -> None:
+        """Tell the survivors to meet again in this round, in these places."""
         assert self._store is not None
         self._cancel_timer()
         self._ending = -1
-        await self._store.put(f"{RECOVERY}round/{number}", str(restarts).encode())
+        places = [place_of(each.environ) for each in everyone]
+        await self._store.put(f"{RECOVERY}round/{number}", json.dumps(places).encode())
 
     async def _watch(self, store: Store) -> None:
         with contextlib.suppress(StoreError):  # it closes with the round
@@ -128,7 +136,7 @@ class Recovery:
     def _take(self, key: Sequence[str], value: bytes) -> None:
         match key:
             case ["joined", start, rank] if self._is_present(start, rank):
-                self.post(protocol.Joined(int(rank)))
+                self.post(protocol.Joined(int(rank), value == FIXED))
             case ["left", start, rank] if self._is_present(start, rank):
                 self.post(protocol.Left(int(rank), value == LEFT_EARLY))
             case ["refused", start, rank] if self._is_present(start, rank):
@@ -142,7 +150,7 @@ class Recovery:
                 self.post(protocol.Parked(self._ending, int(rank)))
 
     def _is_present(self, start: str, rank: str) -> bool:
-        """Return whether the process of that rank that began in round `start` runs."""
+        """Return whether the process of that local rank that began in round `start` runs."""
         return any(_is(worker, start, rank) for worker in self.group.workers)
 
     def _allow_steps(self, longest: bytes) -> None:
@@ -170,7 +178,8 @@ async def _put_first(store: Store, key: str, value: bytes) -> None:
 
 
 def _is(worker: Worker, start: str, rank: str) -> bool:
-    return worker.alive and (str(worker.rank), str(worker.assignment.worker.round)) == (rank, start)
+    began = str(worker.assignment.worker.round)
+    return worker.alive and (str(worker.local_rank), began) == (rank, start)
 
 
 def _seconds(value: bytes) -> float:

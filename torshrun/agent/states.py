@@ -30,10 +30,15 @@ class Running:
 
     attempt: Attempt
     alive: frozenset[int]
+    """Local ranks, as in all that follows: other nodes may leave or come, and ranks change."""
     failing: bool = False
     """True if a worker has failed; others may be about to."""
     joined: frozenset[int] = frozenset()
     """Ranks that can go on without others: see elastic.join()."""
+    fixed: frozenset[int] = frozenset()
+    """Ranks that have joined, and can only go on among as many others."""
+    is_lasting: bool = False
+    """True if the rendezvous knows that all workers here can go on among other nodes."""
     early: frozenset[int] = frozenset()
     """Ranks that had joined, and have left before the last step."""
     fresh: frozenset[int] = frozenset()
@@ -53,8 +58,9 @@ class Mending(Running):
     lost: frozenset[int]
     awaited: frozenset[int]
     """Survivors that have not parked yet. Replacements that have not joined need not."""
-    told: base.Standing | None = None
-    """Standing of this node that the rendezvous was told last; None if it was told none."""
+    told: tuple[base.Standing, bool] | None = None
+    """Standing of this node that the rendezvous was told last, and whether workers were lost here;
+    None if it was told none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

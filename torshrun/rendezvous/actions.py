@@ -31,11 +31,13 @@ class Form:
     history: History
     finding: str = ""
     """The root cause of the failure of the round before, as text."""
+    staying: frozenset[str] = frozenset()
+    """Nodes whose workers go on in this round; empty if all workers are started anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """Write that the round's workers are to leave it, as those that were lost are replaced."""
+    """Write that the round's workers are to leave it, and those that are left go on in the next."""
 
     reason: str
 

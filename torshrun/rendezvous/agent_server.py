@@ -19,7 +19,7 @@ from torsh_runtime.store.server import StoreServer
 from torshrun.health.clocks import Exchange
 from torshrun.rendezvous import rows
 from torshrun.rendezvous.address import is_loopback
-from torshrun.rendezvous.base import SUMMARY_BYTES
+from torshrun.rendezvous.base import SUMMARY_BYTES, NodeAssignment
 from torshrun.rendezvous.epoch import Epoch
 from torshrun.rendezvous.heartbeats import Heartbeat, Heartbeats, Judge, Reply
 from torshrun.rendezvous.own_keys import StoreWithOwnKeys
@@ -67,33 +67,46 @@ class AgentServer(Heartbeats):
         """Return the round's store, which must be in this agent."""
         return ScopedStore(self._store, _prefix(number))
 
-    async def serve_round(self, number: int) -> ServedStore:
-        """Serve the round's store, which is in this agent, to this node's workers."""
-        part = self.round_store(number)
-        return await self._serve(number, part, partial(_empty, part))
-
-    async def forward_round(self, number: int, node: str, endpoint: str) -> ServedStore:
-        """Forward this node's workers to the round's store, which another node's hub serves."""
-        remote = RemoteStore(endpoint, self._key(node))
-        return await self._serve(number, ScopedStore(remote, _prefix(number)), remote.close)
-
-    async def _serve(
-        self, number: int, part: Store, release: Callable[[], Awaitable[None]]
+    async def serve_round(
+        self, place: NodeAssignment, on_place: Callable[[NodeAssignment], None]
     ) -> ServedStore:
-        """Serve a round's store, in which this agent has the keys of RECOVERY for itself."""
+        """Serve the store of a round to this node's workers. Raise StoreError if that fails.
+
+        It is in the agent of node rank 0. This agent has the keys of RECOVERY for itself.
+        `on_place` is called with each place whose store it becomes.
+        """
+        on_place(place)
+        part, release = self._open(place)
         whole = StoreWithOwnKeys(part, RECOVERY, MemoryStore())
+        parts = [release]
 
         async def release_all() -> None:
             await whole.close()
-            await release()
+            await parts[0]()
 
-        return await ServedStore(whole, self._workers_key(number), release_all).start()
+        async def move(to: NodeAssignment) -> None:
+            part, release = self._open(to)
+            whole.move(part)
+            on_place(to)
+            before, parts[0] = parts[0], release
+            await before()
+
+        secret = self._workers_key(place.round if place.since < 0 else place.since)
+        return await ServedStore(whole, secret, release_all, move).start()
+
+    def _open(self, place: NodeAssignment) -> tuple[Store, Callable[[], Awaitable[None]]]:
+        """Return the store of a round, and what releases it."""
+        if place.node_rank == 0:
+            part = self.round_store(place.round)
+            return part, partial(_empty, part)
+        remote = RemoteStore(place.store_endpoint, self._key(place.store_node))
+        return ScopedStore(remote, _prefix(place.round)), remote.close
 
     def _key(self, node: str) -> bytes:
         return self._epoch.key("hub", node)
 
     def _workers_key(self, number: int) -> bytes:
-        """Return the key that the workers of a round have in common, and no others."""
+        """Return the key that workers have in common which began in a round, and no others."""
         return self._epoch.key("workers", str(number))
 
     # ---- signs of life

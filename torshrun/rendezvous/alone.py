@@ -51,7 +51,10 @@ class Alone(base.Rendezvous):
         else:
             self._end(base.Verdict(outcome=report.ending, code=report.code, reason=""))
 
-    def mend(self, number: int, standing: base.Standing, seconds: float) -> None:
+    def note_lasting(self, is_lasting: bool) -> None:
+        """Ignore it: there are no other nodes."""
+
+    def mend(self, number: int, standing: base.Standing, seconds: float, lost: bool) -> None:
         if standing == "parked" and number == self._round:
             self._history = following(self._history, "", seconds)
             self._round += 1

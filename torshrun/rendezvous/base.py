@@ -46,6 +46,10 @@ class NodeAssignment:
     """Endpoint of the round's store for agents, "tcp:host:port"; "" in a job of one node."""
     finding: str = ""
     """The root cause of the failure of the round before, as in Verdict; "" if that is not known."""
+    since: int = -1
+    """The round in which the oldest of its workers were started; -1 is this one."""
+    kept: bool = False
+    """True if workers of the round before go on in it, and new ones get their state."""
 
 
 ReportOutcome = Literal["succeeded", "failed", "hung", "noticed", "stopped", "lost"]
@@ -87,10 +91,10 @@ class Report:
 
 
 Standing = Literal["lost", "parked", "bare", "unable"]
-"""Standing of a node in a round whose lost workers are to be replaced while the others continue.
+"""Standing of a node in a round that its workers leave while they keep their processes.
 lost: it has lost workers, and the others here have still to leave the round. parked: they have,
 and at least one has the state of the training. bare: nobody here has that state. unable: the
-workers here cannot go on without those that are lost."""
+workers here cannot go on in another round."""
 Outcome = Literal["succeeded", "failed", "hung", "stopped", "preempted", "lost"]
 Sequel = Literal[
     "restart",
@@ -148,16 +152,19 @@ class RoundClosing:
 
 @dataclass(frozen=True, slots=True)
 class RoundOver:
-    """Have the workers of this round leave it; those that were lost are to be replaced."""
+    """Have the workers of this round leave it; those that are left go on in the next."""
 
     round: int
     reason: str
-    """Reason in one line: "node b has lost workers"."""
+    """Reason in one line: "node b has lost workers", "node b (10.0.0.2) was lost"."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMended:
-    """Begin the next round: all workers keep their processes, but for those that were lost."""
+    """Begin the next round: the workers here keep their processes, but for those that were lost.
+
+    Its nodes may be others, and the ranks of the workers here as well.
+    """
 
     place: NodeAssignment
 
@@ -240,12 +247,17 @@ class Rendezvous(ABC):
         """Tell that none of this node's workers of a round runs any more, and why."""
 
     @abstractmethod
-    def mend(self, number: int, standing: Standing, seconds: float) -> None:
-        """Tell how this node stands in round `number`, in which workers were lost.
+    def mend(self, number: int, standing: Standing, seconds: float, lost: bool) -> None:
+        """Tell how this node stands in round `number`, which its workers are to leave.
 
-        Its workers have run for `seconds` since the round began. RoundOver and RoundMended follow
-        if all nodes can go on; otherwise RoundClosing or JobOver does.
+        Its workers have run for `seconds` since the round began, and some were lost if `lost`.
+        RoundOver and RoundMended follow if all nodes can go on; otherwise RoundClosing or JobOver
+        does.
         """
+
+    @abstractmethod
+    def note_lasting(self, is_lasting: bool) -> None:
+        """Tell whether the workers here can keep their processes when nodes leave or come."""
 
     @abstractmethod
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:

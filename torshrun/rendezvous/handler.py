@@ -127,8 +127,11 @@ class NodeRendezvous(Rendezvous):
         self._pulse.disarm()
         self._note_lost()
 
-    def mend(self, number: int, standing: Standing, seconds: float) -> None:
-        self._tell(self._member.mend(number, standing, seconds))
+    def mend(self, number: int, standing: Standing, seconds: float, lost: bool) -> None:
+        self._tell(self._member.mend(number, standing, seconds, lost))
+
+    def note_lasting(self, is_lasting: bool) -> None:
+        self._tell(self._member.note_lasting(is_lasting))
 
     def hold_growth(self, is_held: bool) -> None:
         """Note whether this node's workers want no node to be added to the job."""
@@ -385,7 +388,7 @@ class NodeRendezvous(Rendezvous):
             else:  # why, a listing tells: a watch of a store that was overtaken tells nothing
                 await self.asking.pause()
                 await self._control.refresh()
-        elif member.status == "entering" and registration.written == member.row:
+        elif member.is_entering and registration.written == member.row:
             if await registration.renew():  # the lease was about to end
                 self._on_written()
             await self.asking.pause()
@@ -402,7 +405,7 @@ class NodeRendezvous(Rendezvous):
         if member.row.state == "left":
             if self._registration.written == member.row:  # and not the version before
                 self._left()
-        elif member.status == "entering" and self._registration.until > self._clock():
+        elif member.is_entering and self._registration.until > self._clock():
             self._pulse.extend()
             self._tell(member.entered())
             self._pulse.arm()

@@ -127,7 +127,7 @@ class HeartbeatSender:
 
     async def _beat(self, leader: LeaderRow, fence: int) -> None:
         row = self.member.row
-        inside = self.member.status == "inside"
+        inside = self.member.is_inside
         self._number += 1
         beat = Heartbeat(
             node=row.node,
@@ -203,7 +203,7 @@ class HeartbeatSender:
     def arm(self) -> None:
         """Stop the workers in an orderly way shortly before the grant ends."""
         self.disarm()
-        if self.member.status == "inside":
+        if self.member.is_inside:
             moment = self._granted - WARNING * self._settings.ttl
             delay = max(0.0, moment - self._clock())
             self._warning = asyncio.get_running_loop().call_later(delay, self._warn)

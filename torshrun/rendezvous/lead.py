@@ -266,6 +266,8 @@ class Lead:
             streak=form.history.streak,
             startup=form.history.startup,
             finding=form.finding,
+            kept=bool(form.staying),
+            since=view.header.since if form.staying and view.header else form.number,
         )
         return self._own(header)
 
@@ -332,6 +334,7 @@ def _places(form: Form, token: str) -> Iterator[tuple[str, PlaceRow]]:
             first_rank=before.total(),
             role_first_rank=before[row.role],
             role_world_size=role_sizes[row.role],
+            stays=row.node in form.staying,
         )
         yield row.node, place
         before[row.role] += row.nproc

@@ -16,8 +16,9 @@ from torshrun.rendezvous.rows import Header, LeaderRow, NodeRow, NodeState, Plac
 from torshrun.rendezvous.settings import NodeFacts, Settings
 
 Events = tuple[base.RendezvousEvent, ...]
-Status = Literal["waiting", "entering", "inside", "stopping", "reported", "over"]
-"""inside: workers run, or may. stopping: the agent was told to stop them, and is to report."""
+Status = Literal["waiting", "entering", "inside", "moving", "stopping", "reported", "over"]
+"""inside: workers run, or may. moving: they have left a round, and this node is entering the next
+one with them. stopping: the agent was told to stop them, and is to report."""
 
 _LOST_EPOCH = "what the store held of this job is gone, so its nodes meet anew"
 _OF_ITSELF = ("node", "host", "address", "endpoint", "nproc", "role", "fixed_rank")
@@ -33,7 +34,7 @@ report.
 """
 # What a place has from the round's header: of node rank 0, and of the round.
 _OF_NODE_0 = ("master_addr", "master_port", "jax_port", "store_node", "store_endpoint")
-_FOR_WORKERS = ("restarts", "world_size", *_OF_NODE_0)
+_FOR_WORKERS = ("restarts", "world_size", "since", "kept", *_OF_NODE_0)
 _FOR_PEOPLE = ("finding",)
 
 
@@ -87,7 +88,7 @@ class Member:
     def wants_place(self) -> bool:
         """Return whether there is a round whose place row may be this node's."""
         header = self.header
-        if header is None or self.row.leaving or not self._rests:
+        if header is None or self.row.leaving or not (self._rests or self._may_move):
             return False
         known = self.row.token, self.place and self.place.token
         return self._is_missed or (header.phase == "open" and header.token not in known)
@@ -112,7 +113,29 @@ class Member:
     @property
     def takes_part(self) -> bool:
         """Return whether workers may run here."""
-        return self.status in ("inside", "stopping")
+        return self.is_inside or self.status == "stopping"
+
+    @property
+    def is_inside(self) -> bool:
+        """Return whether workers may run here that nobody was told to stop."""
+        return self.status in ("inside", "moving")
+
+    @property
+    def is_entering(self) -> bool:
+        """Return whether this node enters a round once its row is written."""
+        return self.status in ("entering", "moving")
+
+    @property
+    def _may_move(self) -> bool:
+        """Return whether this node's workers may have a place in the next round.
+
+        They have left the one before, and others than its nodes are in the next.
+        """
+        header, row = self.header, self.row
+        if header is None or not header.kept or header.phase != "open":
+            return False
+        have_left = self.status == "inside" and row.standing in ("parked", "bare")
+        return have_left and not row.leaving and header.number == row.round + 1
 
     @property
     def _rests(self) -> bool:
@@ -166,6 +189,8 @@ class Member:
         """Handle that its own round continues, or is closing, or (None) has been replaced."""
         if header and header.phase == "open":
             return self._follow_mending(header)
+        if header is None and self._may_move:
+            return ()  # until it has read its place
         if header is None:
             return self._close("the others went on without this node")
         charged = header.failed and header.restarts < header.max_restarts
@@ -177,7 +202,7 @@ class Member:
         if self.status != "inside":
             return events
         if header.number > self.row.round:
-            self._change_row(**_of_round(header), standing="")
+            self._change_row(**_of_round(header), standing="", lost=False)
             events = (base.RoundMended(self._assignment(header)),)
         if header.mending and self._left_round < header.number:
             self._left_round = header.number
@@ -190,7 +215,7 @@ class Member:
         if self._closed == self.row.token:
             return ()
         self._closed = self.row.token
-        if self.status == "inside":
+        if self.is_inside:
             self.status = "stopping"
         closing = base.RoundClosing(
             round=self.row.round, reason=reason, failed=failed, restarts=restarts, delay=delay
@@ -230,20 +255,34 @@ class Member:
             return ()
         if place is None or place.token != token:
             place = PlaceRow(round=self.header.number, token=token)
+        if self.status == "inside":
+            return self._move(self.header, place)
         self.place = place
         if place.node_rank < 0:
             return self._stand_by(place.why or self._why(self.header))
         self.status = "entering"
-        ranks = _fields(place, _RANKS)
-        self.row = self._fresh_row("inside", **_of_round(self.header), **ranks)
+        ranks, kept = _fields(place, _RANKS), self.header.kept
+        self.row = self._fresh_row("inside", lasting=kept, **_of_round(self.header), **ranks)
+        return ()
+
+    def _move(self, header: Header, place: PlaceRow) -> Events:
+        """Take the place of this node's workers, which keep their processes, in another round."""
+        if not place.stays or place.node_rank < 0:
+            return self._close(place.why or "the others went on without this node")
+        self.place, self.status = place, "moving"
+        self._change_row(
+            **_of_round(header), **_fields(place, _RANKS), standing="", lost=False, lasting=True
+        )
         return ()
 
     def entered(self) -> Events:
         """Handle that the row "inside" has been written while the round was open."""
-        header = self.header
-        if self.status != "entering" or header is None or self.place is None:
+        header, moves = self.header, self.status == "moving"
+        if not self.is_entering or header is None or self.place is None:
             return ()
         self.status, self.dropped, self._told = "inside", False, ""
+        if moves:
+            return (base.RoundMended(self._assignment(header)), *self._follow_header())
         self._entered, self._left_round = header.number, -1
         return (base.RoundFormed(self._assignment(header)), *self._follow_header())
 
@@ -302,7 +341,7 @@ class Member:
         elif report.outcome == "lost":
             code = report.code if report.code == exit_codes.GPU_BROKEN else exit_codes.LOST
             self.leave("lost", code, report.cause or "no workers can run here")
-        unexpected = report.outcome == "stopped" and self.status == "inside"
+        unexpected = report.outcome == "stopped" and self.is_inside
         self.status = "reported"
         told = _fields(report, _OF_ITS_REPORT)
         if self.row.leaving:
@@ -314,15 +353,21 @@ class Member:
             self._wait(_OF_ITS_ROUND)  # so others know that nothing of it runs here any more
         return self._follow_header()
 
-    def mend(self, number: int, standing: base.Standing, seconds: float) -> Events:
-        """Handle how this node stands in a round in which workers were lost."""
+    def mend(self, number: int, standing: base.Standing, seconds: float, lost: bool) -> Events:
+        """Handle how this node stands in a round that its workers are to leave."""
         if self.status == "inside" and number == self.row.round:
-            self._change_row(standing=standing, seconds=seconds)
+            self._change_row(standing=standing, seconds=seconds, lost=lost)
+        return ()
+
+    def note_lasting(self, is_lasting: bool) -> Events:
+        """Note whether the workers here can keep their processes when nodes leave or come."""
+        if self.is_inside and self.row.lasting != is_lasting:
+            self._change_row(lasting=is_lasting)
         return ()
 
     def grant_over(self, seconds: float) -> Events:
         """Handle that neither the store nor the leader has granted anything for `seconds`."""
-        if self.status != "inside":
+        if not self.is_inside:
             return ()
         self.dropped = True
         return self._close(

@@ -1,35 +1,87 @@
-"""Decides for the leader how lost workers are replaced while all others continue. Pure.
+"""Decides for the leader how a round is left by workers that keep their processes. Pure.
 
-The round stays open meanwhile, with its token and grants. It is over once its header says that it
-is mending, and the next has begun once the header has the next number; both are written once, by
-transactions that the election fences. Whatever else ends a round closes it, and restarts all.
+They do when workers of the round are lost, and when nodes leave it or others come, provided that
+the workers of all nodes that stay can. The round stays open meanwhile, with its token and grants.
+It is over once its header says that it is mending, and the next has begun once the header has the
+next number; both are written once, by transactions that the election fences. If all nodes stay, the
+next round has the same token, and otherwise places and a token of its own. Whatever else ends a
+round closes it, and restarts all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torshrun.rendezvous.actions import Action, Close, Mend, Mended
 from torshrun.rendezvous.cluster_state import ClusterState
-from torshrun.rendezvous.restart import following, judge
+from torshrun.rendezvous.restart import History, following, judge
 from torshrun.rendezvous.rows import Header, NodeRow
 
 HAVE_PARKED = ("parked", "bare")
 
 
+def is_lasting(view: ClusterState, header: Header) -> bool:
+    """Return whether workers can keep their processes when nodes leave the round, or others come.
+
+    The next round then has the next number, so that the workers know it.
+    """
+    roster = view.roster
+    rows = [view.told[node] for node in roster.inside - roster.going]
+    has_ended = bool(roster.succeeded or roster.failures)
+    may_form = not view.settings.fixed_ranks and view.sight.claimed == header.number
+    return may_form and not has_ended and bool(rows) and all(row.lasting for row in rows)
+
+
 def step(view: ClusterState, header: Header) -> Action | None:
     """Return what to do about lost workers; None if there are none, or nodes are waited for."""
-    inside = [view.told[node] for node in sorted(view.roster.inside)]
-    standing = [row for row in inside if row.standing and row.round == header.number]
+    inside, standing = _rows(view, header)
     if not standing and not header.mending:
         return None
-    if reason := _obstacle(view, header, standing):
+    if reason := _obstacle(view, header, inside, standing):
         return Close(reason, failed=True)
     if len(inside) < header.size:  # until the others have entered, or are lost
         return None
     if not header.mending:
         return Mend(f"{view.name(standing[0].node)} has lost workers")
-    if len(standing) < header.size or any(row.standing not in HAVE_PARKED for row in standing):
+    if not _all_have_parked(inside, standing):
         return None
-    return Mended(following(view.history, "", max(row.seconds for row in standing)))
+    return Mended(history(view, header))
+
+
+def leave(view: ClusterState, header: Header, reason: str) -> Action | None:
+    """Return what is to be done so that workers leave the round, as nodes change.
+
+    Return None if some have still to leave it, or all have.
+    """
+    inside, standing = _rows(view, header)
+    if obstacle := _obstacle(view, header, inside, standing):
+        has_lost = any(row.lost for row in standing)
+        return Close(obstacle if has_lost else reason, failed=has_lost)
+    return None if header.mending else Mend(reason)
+
+
+def have_left(view: ClusterState, header: Header) -> bool:
+    """Return whether all workers have left the round that is mending."""
+    return header.mending and _all_have_parked(*_rows(view, header))
+
+
+def staying(view: ClusterState) -> frozenset[str]:
+    """Return the nodes whose workers go on in the next round."""
+    return frozenset(view.roster.inside - view.roster.going)
+
+
+def has_state(view: ClusterState, nodes: Iterable[NodeRow], staying: frozenset[str]) -> bool:
+    """Return whether one of these nodes has the state that new workers need, if any do."""
+    return not staying or any(
+        row.node in staying and view.told[row.node].standing == "parked" for row in nodes
+    )
+
+
+def history(view: ClusterState, header: Header) -> History:
+    """Return the job's history once workers that were lost, if any were, have been replaced."""
+    _, standing = _rows(view, header)
+    lost = [row.seconds for row in standing if row.lost]
+    return following(view.history, "", max(lost)) if lost else view.history
 
 
 def awaited(view: ClusterState, header: Header) -> str:
@@ -43,16 +95,32 @@ def awaited(view: ClusterState, header: Header) -> str:
     return f"for the workers of {view.name(late[0])} to leave round {header.number}" if late else ""
 
 
-def _obstacle(view: ClusterState, header: Header, standing: list[NodeRow]) -> str:
+def _rows(view: ClusterState, header: Header) -> tuple[list[NodeRow], list[NodeRow]]:
+    """Return the rows of the nodes inside, and of those that have said how they stand."""
+    inside = [view.told[node] for node in sorted(view.roster.inside)]
+    return inside, [row for row in inside if row.standing and row.round == header.number]
+
+
+def _all_have_parked(inside: list[NodeRow], standing: list[NodeRow]) -> bool:
+    all_stand = len(standing) == len(inside)
+    return all_stand and all(row.standing in HAVE_PARKED for row in standing)
+
+
+def _obstacle(
+    view: ClusterState, header: Header, inside: list[NodeRow], standing: list[NodeRow]
+) -> str:
     """Return why all workers have to be restarted; "" if they need not be."""
     unable = [row.node for row in standing if row.standing == "unable"]
     if unable:
         return f"workers were lost, and those of {view.name(unable[0])} cannot go on without them"
-    if judge(header.max_restarts, view.history) != "restart":
+    has_lost = any(row.lost for row in standing)
+    if has_lost and judge(header.max_restarts, view.history) != "restart":
         return "workers were lost, and no restarts are left"
-    if view.roster.reports:
-        done = view.name(next(iter(view.roster.reports)))
+    if view.roster.succeeded:
+        done = view.name(min(view.roster.succeeded))
         return f"workers were lost, and those of {done} have ended"
-    if len(standing) == header.size and all(row.standing == "bare" for row in standing):
+    staying = [row for row in standing if row.node not in view.roster.going]
+    all_stand = header.mending and len(standing) == len(inside)
+    if all_stand and all(row.standing == "bare" for row in staying):
         return "all workers were lost"
     return ""

@@ -64,6 +64,10 @@ class StoreWithOwnKeys(StoreView):
             async for event in events:
                 yield event
 
+    def move(self, store: Store) -> None:
+        """Have all keys but those of its own in this store from now on."""
+        self._store = store
+
     async def close(self) -> None:
         """Close the store of its own; the caller closes the other."""
         await self._own.close()

@@ -61,7 +61,7 @@ class Registration:
             return True
         header = member.header
         is_open = header is not None and header.phase == "open" and header.token == row.token
-        return is_open and member.status in ("entering", "inside")
+        return is_open and (member.is_entering or member.is_inside)
 
     def _stands_inside(self) -> bool:
         written, row = self.written, self._member.row

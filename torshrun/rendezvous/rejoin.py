@@ -57,9 +57,13 @@ class EpochRendezvous(base.Rendezvous):
         if self._node:
             self._node.report(report)
 
-    def mend(self, number: int, standing: base.Standing, seconds: float) -> None:
+    def mend(self, number: int, standing: base.Standing, seconds: float, lost: bool) -> None:
         if self._node:
-            self._node.mend(number, standing, seconds)
+            self._node.mend(number, standing, seconds, lost)
+
+    def note_lasting(self, is_lasting: bool) -> None:
+        if self._node:
+            self._node.note_lasting(is_lasting)
 
     def hold_growth(self, is_held: bool) -> None:
         """Note whether this node's workers want no node to be added to the job."""

@@ -138,7 +138,13 @@ class NodeRow:
     standbys: Count = 0
     """Number of processes that wait on it to become workers after a restart."""
     standing: Literal["", "lost", "parked", "bare", "unable"] = ""
-    """The node's standing (base.Standing) in this round, if workers of it were lost; else ""."""
+    """The node's standing (base.Standing) in this round, if its workers are to leave that while
+    they keep their processes; else ""."""
+    lost: bool = False
+    """True if workers of this node were lost in the round."""
+    lasting: bool = False
+    """True if its workers can keep their processes when nodes of the round leave, or others
+    come."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""
     leaving_code: int = 0
@@ -210,7 +216,11 @@ class Header:
     """Reason why it is closing, or mending."""
     mending: bool = False
     """True if its workers are to leave this round, and go on in the next with those that replace
-    the lost ones. That has the next number and the same token, as all nodes stay."""
+    the lost ones. That has the next number, and the same token if all nodes stay."""
+    kept: bool = False
+    """True if workers of the round before go on in this one, in which the nodes are others."""
+    since: Count = 0
+    """The number of the round in which the oldest of its workers were started."""
     delay: float = 0.0
     """Seconds from closing to the next round."""
     drained: tuple[NodeId, ...] = ()
@@ -237,6 +247,8 @@ class PlaceRow:
     first_rank: int = -1
     role_first_rank: int = -1
     role_world_size: int = -1
+    stays: bool = False
+    """True if the node's workers of the round before go on in this one."""
     why: str = ""
 
 

@@ -39,9 +39,15 @@ class Candidates(NamedTuple):
     """Time at which the first of these may have a place."""
 
 
-def candidates(view: ClusterState, rows: list[NodeRow], now: float, least: int) -> Candidates:
+def candidates(
+    view: ClusterState,
+    rows: list[NodeRow],
+    now: float,
+    least: int,
+    staying: frozenset[str] = frozenset(),
+) -> Candidates:
     """Return which of these nodes may have a place now; at least `least` are needed."""
-    known, hosts = view.roster.reports.keys() - view.roster.dropped, view.sight.hosts
+    known, hosts = view.roster.reports.keys() - view.roster.dropped | staying, view.sight.hosts
     absent = {row.node: _MISSED for row in rows if view.is_absent(row.node)}
     absent |= {row.node: _UNHEARD for row in rows if not view.hears(row.node)}
     absent |= {row.node: _UNFIT for row in rows if row.ttl and misfit(row, view.settings)}
@@ -57,25 +63,36 @@ def candidates(view: ClusterState, rows: list[NodeRow], now: float, least: int) 
     return Candidates(ready, absent | why, min(held.values(), default=math.inf))
 
 
-def seat(view: ClusterState, now: float) -> Selection:
-    """Give out the places: first to nodes of the last round, then in the order of arrival."""
-    rows = [row for row in view.rows.values() if view.stays(row.node)]
-    among = candidates(view, rows, now, view.limits[0])
-    rows = sorted(among.ready, key=lambda row: _seniority(view, row))
-    chosen, waiting = (_chosen_by_rank if view.settings.fixed_ranks else _chosen)(view, rows)
+def seat(view: ClusterState, now: float, staying: frozenset[str] = frozenset()) -> Selection:
+    """Give out the places: first to nodes of the last round, then in the order of arrival.
+
+    The workers of the nodes `staying` keep their processes.
+    """
+    rows = [row for row in view.rows.values() if view.stays(row.node) or row.node in staying]
+    among = candidates(view, rows, now, view.limits[0], staying)
+    last = {node: view.told[node].node_rank for node in staying} or {
+        node: report.node_rank for node, report in view.roster.reports.items()
+    }
+    rows = sorted(among.ready, key=lambda row: _seniority(view, row, last))
+    if view.settings.fixed_ranks:
+        chosen, waiting = _chosen_by_rank(view, rows)
+    else:
+        chosen, waiting = _chosen(view, rows, last)
     return Selection(tuple(chosen), (*waiting, *among.held.items()), among.wake)
 
 
-def _seniority(view: ClusterState, row: NodeRow) -> tuple[bool, int, int, str]:
-    report = view.roster.reports.get(row.node)
-    rank = report.node_rank if report else 0
-    return report is None, rank, view.nodes.revisions.get(row.node, 0), row.node
+def _seniority(
+    view: ClusterState, row: NodeRow, last: Mapping[str, int]
+) -> tuple[bool, int, int, str]:
+    revision = view.nodes.revisions.get(row.node, 0)
+    return row.node not in last, last.get(row.node, 0), revision, row.node
 
 
-def _chosen(view: ClusterState, rows: list[NodeRow]) -> tuple[list[NodeRow], list[tuple[str, str]]]:
+def _chosen(
+    view: ClusterState, rows: list[NodeRow], ranks: Mapping[str, int]
+) -> tuple[list[NodeRow], list[tuple[str, str]]]:
     most = view.limits[1]
     taken, spare = {row.node: row for row in rows[:most]}, rows[most:]
-    ranks = {node: report.node_rank for node, report in view.roster.reports.items()}
     survivors = {node: ranks[node] for node in taken if node in ranks}
     order = assign(survivors, [node for node in taken if node not in survivors])
     why = f"the job has its maximum of {most} node(s); this one waits in case another is lost"

@@ -80,6 +80,8 @@ class Sight:
         new = new.with_round(header.number)
         if header.phase == "closing" and (not old or old.phase == "open"):
             new = replace(new, idle_since=now, listed_since_close=False)
+        elif header.mending and not (old and old.mending):
+            new = replace(new, idle_since=now)
         return new if header.token == self.token else new._with_token(header.token, now)
 
     def _with_token(self, token: str, now: float) -> Sight:

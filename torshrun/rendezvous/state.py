@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from torshrun import exit_codes
 from torshrun.rendezvous import causes, mending
-from torshrun.rendezvous.actions import Adopt, Close, Conclude, Decision, Form, ListNodes
+from torshrun.rendezvous.actions import Adopt, Close, Conclude, Decision, Form, ListNodes, Mend
 from torshrun.rendezvous.base import Outcome, Sequel
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.restart import History, following, judge
@@ -128,13 +128,15 @@ def _missing_of(earlier: list[NodeRow], view: ClusterState, now: float) -> tuple
     return last.round_size - len(inside), fenced
 
 
-def _form(view: ClusterState, now: float, history: History) -> Decision:
+def _form(
+    view: ClusterState, now: float, history: History, staying: frozenset[str] = frozenset()
+) -> Decision:
     """Form the next round, if enough nodes are present."""
-    seating = seat(view, now)
-    if len(seating.nodes) < view.limits[0]:
+    seating = seat(view, now, staying)
+    if len(seating.nodes) < view.limits[0] or not mending.has_state(view, seating.nodes, staying):
         return _too_few(view, now, seating)
     finding = causes.told(view) if view.header else ""
-    return Decision(Form(view.sight.claimed + 1, seating, history, finding))
+    return Decision(Form(view.sight.claimed + 1, seating, history, finding, staying))
 
 
 def _too_few(view: ClusterState, now: float, seating: Selection) -> Decision:
@@ -176,18 +178,34 @@ def _keep_open(view: ClusterState, header: Header, now: float) -> Decision:
     reason = _departure(view) or (in_vain if end <= now else "")
     if not reason and header.size > view.limits[1]:
         reason = f"the job was scaled to {view.limits[1]} nodes"
-    if reason:
+    if reason and not mending.is_lasting(view, header):
         return Decision(Close(reason))
     is_anothers = header.fence != view.fence
     is_adopted = is_anothers and not roster.unaccounted and not roster.apart
     if view.untold or view.misses_untold or is_adopted:
         return Decision(Adopt())
-    if action := mending.step(view, header):
+    changes = reason or (view.sight.invited & roster.newcomers and mending.is_lasting(view, header))
+    if changes and mending.have_left(view, header):
+        return _go_on(view, header, now)
+    if action := mending.leave(view, header, reason) if reason else mending.step(view, header):
         return Decision(action)
     if header.mending:
-        return Decision(None, end, mending.awaited(view, header))
+        return Decision(None, end if end > now else math.inf, mending.awaited(view, header))
     growth, wait = _growth(view, header, now), _wait(what, end, now) if what else Decision(None)
     return growth if growth.action else min(growth, wait, key=lambda decision: decision.wake)
+
+
+def _go_on(view: ClusterState, header: Header, now: float) -> Decision:
+    """Form the next round of other nodes, with the workers that have left this one."""
+    if obstacle := mending.leave(view, header, header.reason):
+        return Decision(obstacle)
+    if waits := _unfenced(view, set(), now):
+        return waits
+    staying = mending.staying(view)
+    too_few = len(staying) + sum(map(view.stays, view.rows)) < view.limits[0]
+    if too_few and (verdict := _preempted(view)):
+        return verdict
+    return _form(view, now, mending.history(view, header), staying)
 
 
 def _awaited(view: ClusterState) -> Iterator[tuple[float, str, str]]:
@@ -243,7 +261,8 @@ def _growth(view: ClusterState, header: Header, now: float) -> Decision:
     view.sight = replace(view.sight, invited=invited)
     count = min(room, len(among.ready))
     names = view.name(min(invited)) if count == 1 else f"{count} nodes"
-    return Decision(Close(f"{names} joined"))
+    action = Mend if mending.is_lasting(view, header) else Close
+    return Decision(action(f"{names} joined"))
 
 
 # ---- a round is closing
@@ -253,7 +272,7 @@ def _change(view: ClusterState, header: Header, now: float) -> Decision:
     roster = view.roster
     if view.misses_untold:
         return Decision(Adopt())
-    waits = _unfenced(view, now)
+    waits = _unfenced(view, roster.inside, now)
     if waits:
         return waits
     changed = roster.apart or roster.going or roster.dropped or roster.unaccounted
@@ -262,11 +281,14 @@ def _change(view: ClusterState, header: Header, now: float) -> Decision:
     return _after_failure(view, header, now)
 
 
-def _unfenced(view: ClusterState, now: float) -> Decision | None:
-    """Return what to wait for as long as workers of the round may run; None if nothing."""
+def _unfenced(view: ClusterState, running: set[str], now: float) -> Decision | None:
+    """Return what to wait for as long as workers of the round may run; None if nothing.
+
+    They do on the nodes `running`.
+    """
     roster = view.roster
-    if roster.inside:
-        return _wait_to_stop(view, roster.inside)
+    if running:
+        return _wait_to_stop(view, running)
     end, node = max(((view.fenced_at(node), node) for node in roster.apart), default=(now, ""))
     if end > now:
         return _wait(f"the grant of {view.name(node)}, which is lost, to run out", end, now)
@@ -276,14 +298,20 @@ def _unfenced(view: ClusterState, now: float) -> Decision | None:
 
 
 def _after_departures(view: ClusterState, now: float) -> Decision:
-    roster, least = view.roster, view.limits[0]
-    if sum(map(view.stays, view.rows)) < least:
-        for node in sorted(roster.going & roster.reports.keys()):
-            row = roster.reports[node]
-            if row.leaving in ON_PURPOSE:
-                reason = f"{_departure(view)}; fewer than {least} nodes are left"
-                return _conclude(cast(Outcome, row.leaving), row.leaving_code, reason)
+    if sum(map(view.stays, view.rows)) < view.limits[0] and (verdict := _preempted(view)):
+        return verdict
     return _form(view, now, view.history)
+
+
+def _preempted(view: ClusterState) -> Decision | None:
+    """Return the end of a job of too few nodes, if one of them was told to go."""
+    roster = view.roster
+    for node in sorted(roster.going):
+        row = roster.reports.get(node) or view.told[node]
+        if row.leaving in ON_PURPOSE:
+            reason = f"{_departure(view)}; fewer than {view.limits[0]} nodes are left"
+            return _conclude(cast(Outcome, row.leaving), row.leaving_code, reason)
+    return None
 
 
 def _after_failure(view: ClusterState, header: Header, now: float) -> Decision:

@@ -79,8 +79,11 @@ class Together(Rendezvous):
         self._growth.unfollow()
         self._part.report(report)
 
-    def mend(self, number: int, standing: Standing, seconds: float) -> None:
-        self._part.mend(number, standing, seconds)
+    def mend(self, number: int, standing: Standing, seconds: float, lost: bool) -> None:
+        self._part.mend(number, standing, seconds, lost)
+
+    def note_lasting(self, is_lasting: bool) -> None:
+        self._part.note_lasting(is_lasting)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._end_for_all(code, reason)
@@ -146,10 +149,13 @@ class Together(Rendezvous):
         """Serve the round's store to this node's workers. Raise StoreError if that fails."""
         assert self._hub is not None  # it is there before any place is
         self._ports.release()
-        if place.node_rank == 0:
+        return await self._hub.serve_round(place, self._follow_growth)
+
+    def _follow_growth(self, place: NodeAssignment) -> None:
+        """Follow the workers of node rank 0, which may want the job to grow at times only."""
+        self._growth.unfollow()
+        if place.node_rank == 0 and self._hub is not None:
             self._growth.follow(self._hub.round_store(place.round))
-            return await self._hub.serve_round(place.round)
-        return await self._hub.forward_round(place.round, place.store_node, place.store_endpoint)
 
     async def _meet(self) -> Store:
         """Return the store, once it answers."""

@@ -119,10 +119,15 @@ class WorkerGroup:
         self._told, self._num_starting = False, sum(not each.pid for each in self.workers)
         self._tell_started()
 
-    def kill(self, ranks: Collection[int]) -> None:
+    def move(self, assignments: Sequence[Assignment]) -> None:
+        """Give the workers the ranks that these would have, which are others than they had."""
+        for worker in (*self.workers, *self._ahead.values()):
+            worker.move(assignments[worker.local_rank].worker)
+
+    def kill(self, local_ranks: Collection[int]) -> None:
         """Kill these workers with SIGKILL."""
         for worker_id, worker in self._present.items():
-            if worker.rank in ranks and worker.alive:
+            if worker.local_rank in local_ranks and worker.alive:
                 self.keeper.signal(worker_id, signal.SIGKILL)
         self._flush()
 
@@ -205,7 +210,9 @@ class WorkerGroup:
             self.keeper.signal(reports.ALL, signo)
             self._flush()
 
-    def notify(self, signo: int, *, handled_only: bool = False, rank: int | None = None) -> None:
+    def notify(
+        self, signo: int, *, handled_only: bool = False, local_rank: int | None = None
+    ) -> None:
         """Send a signal to all workers, or only to those that handle it, or to one of these.
 
         What they have started does not get it: most of these processes would die of it.
@@ -215,7 +222,9 @@ class WorkerGroup:
         able = [
             number
             for number, each in self._present.items()
-            if rank in (None, each.rank) and not self._is_ahead(each) and handles(each.pid, signo)
+            if local_rank in (None, each.local_rank)
+            and not self._is_ahead(each)
+            and handles(each.pid, signo)
         ]
         everybody = [reports.ALL]
         if self._ahead:  # it would be their end, as nobody handles a signal from the start on
@@ -268,8 +277,8 @@ class WorkerGroup:
 
     @property
     def ahead(self) -> frozenset[int]:
-        """Return the ranks of those that start_ahead() has started, and that have not ended."""
-        return frozenset(worker.rank for worker in self._ahead.values())
+        """Return the local ranks of those that start_ahead() has started, and that still run."""
+        return frozenset(self._ahead)
 
     def _is_ahead(self, worker: Worker) -> bool:
         return worker in self._ahead.values()

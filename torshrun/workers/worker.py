@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
+from torsh_runtime.contract import PLACE, WorkerEnv
 from torshrun.workers import keeper as reports
 from torshrun.workers.leftovers import Stage
 from torshrun.workers.logs.stream import Stream
@@ -41,6 +42,17 @@ class Worker:
     @property
     def rank(self) -> int:
         return self.assignment.worker.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self.assignment.worker.local_rank
+
+    def move(self, to: WorkerEnv) -> None:
+        """Take the ranks of this place, in the round in which the process began."""
+        own = self.assignment.worker
+        moved = {name: getattr(to, name) for name in PLACE}
+        worker = replace(own, **{**moved, "round": own.round})
+        self.assignment = replace(self.assignment, worker=worker)
 
     @property
     def was_killed(self) -> bool:

@@ -66,9 +66,9 @@ def _integers(inputs: list[Array], op: Reduce) -> Array:
         total = reduce(_INTEGER[_kind(op)], inputs)
     if op is not ReduceOp.AVG:
         return total
-    exact = [int(value) for value in total]
-    ranks = len(inputs)
-    return np.array([abs(x) // ranks * (1 if x >= 0 else -1) for x in exact], total.dtype)
+    ranks = total.dtype.type(len(inputs))
+    is_cut = (total < 0) & (total % ranks != 0)  # towards zero, where // goes down
+    return total // ranks + is_cut.astype(total.dtype)
 
 
 def _check_floats(got: Array, inputs: list[Array], op: Reduce) -> None:

@@ -20,7 +20,7 @@ def found(run: Run, word: str) -> list[str]:
 
 def alike(bench: Bench, ranks: int, *script: str, **environ: str) -> list[str]:
     """What the script prints of its losses, which torsh must not change."""
-    command = (f"--nproc-per-node={ranks}", *script)
+    command = (f"--nproc-per-node={ranks}", "--preload=torch._dynamo", "--standbys=0", *script)
     on_gloo = bench.run("torshrun", *command, environ=environ)
     on_torsh = bench.run("torshrun", "--torch-backend=torsh", *command, environ=environ)
     assert (on_gloo.err.count(SAID), on_torsh.err.count(SAID)) == (0, 1), on_torsh.err

@@ -61,6 +61,8 @@ class RecoveringGroup(JobGroup):
     ) -> None:
         """Configure torch's group, too, and give torch's DistributedDataParallel new reducers."""
         super().configure(store_addr, replica_id, rank, world_size, quorum_id, timeout)
+        ranks: Any = dist.distributed_c10d._world.pg_group_ranks
+        ranks[self._torchs] = {each: each for each in range(world_size)}
         for model in replicas.present(self._torchs):
             replicas.begin_anew(model)
 

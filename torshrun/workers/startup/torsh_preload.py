@@ -29,8 +29,10 @@ PACKAGES = frozenset(("site-packages", "dist-packages"))
 """Directories of installed packages, also of other interpreters, as PYTHONPATH may name them."""
 HARMLESS = frozenset(("", "/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"))
 """Files that may be open in several processes at once."""
-PASS_ON = frozenset(("ctypes.util", "subprocess"))
-"""Modules that read all variables only for a program that they start."""
+PASS_ON = frozenset(("ctypes.util", "subprocess", "tqdm.utils"))
+"""Modules that read all variables only for a program that they start, or to find their own, as
+tqdm, which torch loads, looks for names that begin with TQDM_.
+"""
 
 PR_GET_CHILD_SUBREAPER = 37
 

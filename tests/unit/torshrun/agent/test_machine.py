@@ -473,7 +473,7 @@ def told(instructions: Sequence[m.Instruction]) -> list[tuple[str, int]]:
 
 
 def test_success_here_waits_for_the_others() -> None:
-    done = [m.WorkerEnded(0, 4, 0), m.WorkerEnded(0, 5, 0), diagnosed(0, 0)]
+    done = [m.WorkerEnded(0, 0, 0), m.WorkerEnded(0, 1, 0), diagnosed(0, 0)]
     state, instructions = among(done)
     assert told(instructions) == [("succeeded", 0)]
     assert isinstance(state, machine.Waiting)
@@ -534,7 +534,7 @@ def test_a_node_that_leaves_says_so_at_once_and_waits_for_its_dismissal() -> Non
 
 
 def test_a_node_that_is_done_may_still_leave() -> None:
-    done = [m.WorkerEnded(0, 4, 0), m.WorkerEnded(0, 5, 0), m.StopRequested(15), diagnosed(0, 0)]
+    done = [m.WorkerEnded(0, 0, 0), m.WorkerEnded(0, 1, 0), m.StopRequested(15), diagnosed(0, 0)]
     leave = m.Leave(exit_codes.PREEMPTED, "preempted", signal.SIGTERM)
     assert among(done)[1][-1] == leave
 

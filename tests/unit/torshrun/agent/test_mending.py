@@ -35,7 +35,7 @@ PLACE = NodeAssignment(
     jax_port=2,
 )
 ALL_JOINED = (m.Joined(0), m.Joined(1), m.Joined(2))
-TOLD_LOST, TOLD_PARKED = m.TellStanding("lost"), m.TellStanding("parked")
+TOLD_LOST, TOLD_PARKED = m.TellStanding("lost", True), m.TellStanding("parked", True)
 TOGETHER = replace(CONFIG, rendezvous=RendezvousConfig(backend="etcd", endpoints=()))
 
 
@@ -55,7 +55,37 @@ def play(
     for event in (RoundFormed(PLACE), *events):
         state, instructions = machine.handle(config, state, event)
         done += instructions
-    return state, done[1:]
+    return state, [each for each in done[1:] if not isinstance(each, m.TellLasting)]
+
+
+def lasting(*events: m.Event, first: NodeAssignment = PLACE) -> list[bool]:
+    """What the rendezvous is told of whether the workers here can go on among other nodes."""
+    state: machine.State = machine.Waiting()
+    told: list[bool] = []
+    for event in (RoundFormed(first), *events):
+        state, instructions = machine.handle(TOGETHER, state, event)
+        told += [each.is_lasting for each in instructions if isinstance(each, m.TellLasting)]
+    return told
+
+
+def test_the_rendezvous_hears_whether_workers_can_go_on_among_other_nodes() -> None:
+    assert lasting(m.Joined(0), m.Joined(1)) == []
+    assert lasting(*ALL_JOINED) == [True]
+    assert lasting(*ALL_JOINED, m.Left(1), m.Left(2)) == [True, False]
+    assert lasting(m.Joined(0), m.Joined(1, is_fixed=True), m.Joined(2)) == []
+    lost = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Parked(0, 2))
+    assert lasting(*lost, mended(1), m.Joined(1)) == [True]
+
+
+def test_workers_that_begin_among_others_that_go_on_are_replacements() -> None:
+    begun = replace(place(3), kept=True, since=1)
+    assert lasting(*ALL_JOINED, first=begun) == []
+    assert lasting(m.Left(0), first=begun) == [False]
+    state, _ = machine.handle(TOGETHER, machine.Waiting(), RoundFormed(begun))
+    assert isinstance(state, machine.Running)
+    assert state.fresh == {0, 1, 2}
+    state, done = machine.handle(TOGETHER, state, RoundOver(3, "another"))
+    assert done == (m.EndRound(), m.TellStanding("bare"))
 
 
 def started_ahead(done: list[m.Instruction]) -> list[int]:
@@ -214,7 +244,10 @@ def test_a_request_to_stop_ends_the_mending() -> None:
 def test_workers_of_a_node_park_when_another_has_lost_some() -> None:
     over = (*ALL_JOINED, RoundOver(0, "another"), m.Parked(0, 0), m.Parked(0, 1), m.Parked(0, 2))
     state, done = play(*over, config=TOGETHER)
-    assert done == [m.EndRound(), TOLD_PARKED]  # nobody was lost here, and nobody is started
+    assert done == [
+        m.EndRound(),
+        m.TellStanding("parked"),
+    ]  # nobody was lost here, and nobody is started
     state, done = play(*over, mended(1), config=TOGETHER)
     assert done[-1] == m.ReplaceWorkers((), place(1))
     assert isinstance(state, machine.Running)
@@ -236,7 +269,7 @@ def test_a_node_whose_workers_cannot_go_on_says_so() -> None:
 def test_with_other_nodes_all_workers_of_one_may_be_lost() -> None:
     lost = [m.WorkerEnded(0, rank, KILLED) for rank in (1, 0, 2)]
     state, done = play(*ALL_JOINED, *lost, config=TOGETHER)
-    assert without_starts(done) == [m.EndRound(), TOLD_LOST, m.TellStanding("bare")]
+    assert without_starts(done) == [m.EndRound(), TOLD_LOST, m.TellStanding("bare", True)]
     assert started_ahead(done) == [1, 0, 2]
     state, done = play(*ALL_JOINED, *lost, mended(1), config=TOGETHER)
     assert done[-1] == m.ReplaceWorkers((0, 1, 2), place(1))
@@ -247,7 +280,7 @@ def test_who_dies_after_all_have_parked_is_replaced_in_the_same_round() -> None:
     _, done = play(
         *LOST_AND_PARKED, m.WorkerEnded(0, 0, KILLED), m.WorkerEnded(0, 2, KILLED), config=TOGETHER
     )
-    assert without_starts(done)[-2:] == [TOLD_PARKED, m.TellStanding("bare")]
+    assert without_starts(done)[-2:] == [TOLD_PARKED, m.TellStanding("bare", True)]
 
 
 def test_a_round_that_closes_while_workers_park_has_failed_where_some_were_lost() -> None:

@@ -13,6 +13,7 @@ from torshrun.rendezvous.base import (
     ReportOutcome,
     RoundClosing,
     RoundFormed,
+    RoundMended,
     StandingBy,
 )
 from torshrun.rendezvous.member import Member
@@ -212,3 +213,71 @@ def test_a_drained_node_leaves() -> None:
 def test_a_verdict_ends_it() -> None:
     (over,) = waiting().take_verdict(VerdictRow(outcome="failed", code=3, reason="x"))
     assert over.verdict.code == 3
+
+
+KEPT = replace(NEXT, kept=True)
+
+
+def parked() -> Member:
+    """Its workers have left a round that is mending."""
+    member = inside()
+    member.take_header(replace(OPEN, mending=True, reason="node b was lost"), 8)
+    member.mend(0, "parked", 1.0, False)
+    return member
+
+
+def test_a_node_whose_workers_stay_enters_the_next_round_with_them() -> None:
+    member = parked()
+    assert member.take_header(KEPT, 9) == ()
+    assert member.wants_place
+    place = PlaceRow(round=1, token="u", node_rank=0, first_rank=0, stays=True)
+    assert member.take_place("u", place) == ()
+    assert member.is_entering
+    assert member.takes_part
+    assert (member.row.state, member.row.token, member.row.standing) == ("inside", "u", "")
+    (mended,) = member.entered()
+    assert isinstance(mended, RoundMended)
+    assert (mended.place.round, mended.place.node_rank, mended.place.kept) == (1, 0, True)
+    assert (member.status, member.row.lasting) == ("inside", True)
+
+
+@pytest.mark.parametrize(
+    "place", [None, PlaceRow(round=1, token="u"), PlaceRow(round=1, token="u", node_rank=0)]
+)
+def test_a_node_whose_workers_have_no_place_stops_them(place: PlaceRow | None) -> None:
+    member = parked()
+    member.take_header(KEPT, 9)
+    (closing,) = member.take_place("u", place)
+    assert isinstance(closing, RoundClosing)
+    member.report(report("stopped"))
+    assert member.row.state == "waiting"
+    assert member.wants_place
+
+
+def test_workers_that_have_not_left_a_round_have_no_place_in_the_next() -> None:
+    member = inside()
+    (closing,) = member.take_header(KEPT, 9)
+    assert isinstance(closing, RoundClosing)
+
+
+def test_a_grant_that_runs_out_while_a_node_moves_stops_its_workers() -> None:
+    member = parked()
+    member.take_header(KEPT, 9)
+    member.take_place("u", PlaceRow(round=1, token="u", node_rank=0, first_rank=0, stays=True))
+    (closing,) = member.grant_over(9.0)
+    assert isinstance(closing, RoundClosing)
+    assert member.entered() == ()
+    member.report(replace(report("stopped"), round=0))
+    assert member.row.state == "waiting"
+
+
+def test_workers_that_begin_among_others_can_go_on_among_others() -> None:
+    member = waiting()
+    member.take_header(KEPT, 7)
+    member.take_place("u", PlaceRow(round=1, token="u", node_rank=1, first_rank=2))
+    (formed,) = member.entered()
+    assert isinstance(formed, RoundFormed)
+    assert formed.place.kept
+    assert member.row.lasting
+    member.note_lasting(False)
+    assert not member.row.lasting

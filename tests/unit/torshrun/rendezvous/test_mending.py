@@ -1,83 +1,152 @@
-"""How the leader replaces lost workers while all others continue."""
+"""What the leader decides while workers keep their processes."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from support.led_nodes import header, inside, reported, view
+from support.led_nodes import TTL, act, decide, header, inside, node, settings, view
 
-from torshrun.rendezvous.actions import Action, Close, Mend, Mended
+from torshrun.rendezvous.actions import Close, Conclude, Form, Mend, Mended
 from torshrun.rendezvous.cluster_state import ClusterState
-from torshrun.rendezvous.mending import awaited, step
-from torshrun.rendezvous.rows import Header, NodeRow
+from torshrun.rendezvous.heartbeats import Heartbeat
+from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted
 
-ROUND = 2
-
-
-def whole(**changes: Any) -> Header:
-    return replace(header(), number=ROUND, size=2, max_restarts=3, **changes)
+RULES = settings(least=1)
+LOST = 2 * TTL
+"""When a node that beats no more has long run out of its grant."""
 
 
-def stands(name: str, rank: int, standing: str = "", number: int = ROUND, **more: Any) -> NodeRow:
-    return inside(name, rank, round=number, standing=standing, **more)
+def lasting(name: str, rank: int, **changes: Any) -> NodeRow:
+    return inside(name, rank, **({"lasting": True} | changes))
 
 
-def decided(*nodes: NodeRow, **changes: Any) -> tuple[ClusterState, Action | None]:
-    own = whole(**changes)
-    seen = view(*nodes, header=own)
-    return seen, step(seen, own)
+def parked(name: str, rank: int, **changes: Any) -> NodeRow:
+    return lasting(name, rank, **({"standing": "parked", "sequence": 2, "seconds": 1.0} | changes))
 
 
-def test_nothing_is_to_be_done_while_no_worker_is_lost() -> None:
-    assert decided(stands("a", 0), stands("b", 1))[1] is None
+def opened(size: int = 3, **changes: Any) -> Header:
+    return header(size, **({"min_nodes": 1, "max_restarts": 2} | changes))
 
 
-def test_a_lost_worker_ends_the_round_once_all_nodes_are_in_it() -> None:
-    lost = stands("b", 1, "lost")
-    _, action = decided(stands("a", 0), lost)
-    assert isinstance(action, Mend)
-    assert "node b" in action.reason
-    assert decided(lost)[1] is None  # a has not entered yet, or is lost
+def three(**third: Any) -> ClusterState:
+    rows = lasting("a", 0), lasting("b", 1), lasting("c", 2, **third)
+    return view(*rows, header=opened(), rules=RULES)
 
 
-def test_what_a_node_says_of_an_earlier_round_is_no_loss() -> None:
-    assert decided(stands("a", 0), stands("b", 1, "parked", ROUND - 1))[1] is None
+def without_c() -> ClusterState:
+    """The round is over as node c was lost, and nobody has left it yet."""
+    seen = three()
+    seen.drop("c")
+    assert act(seen, LOST) == Mend("node c was lost")
+    seen.take_header(opened(mending=True, reason="node c was lost"), LOST)
+    return seen
 
 
-def test_the_next_round_begins_when_all_have_left_this_one() -> None:
-    parked, bare = stands("a", 0, "parked", seconds=4.0), stands("b", 1, "bare", seconds=7.0)
-    for late in (stands("b", 1), stands("b", 1, "lost"), stands("b", 1, "parked", ROUND - 1)):
-        seen, action = decided(parked, late, mending=True)
-        assert action is None
-        assert awaited(seen, whole(mending=True)) == ("for the workers of node b to leave round 2")
-    seen, action = decided(parked, bare, mending=True)
-    assert isinstance(action, Mended)
-    assert action.history.restarts == seen.history.restarts + 1
-    assert awaited(seen, whole(mending=True)) == ""
+def test_when_a_node_is_lost_the_others_leave_the_round_and_form_the_next() -> None:
+    seen = without_c()
+    assert decide(seen, LOST).action is None
+    seen.put(parked("a", 0), 9)
+    told = decide(seen, LOST)
+    assert (told.action, told.why) == (None, "for the workers of node b to leave round 0")
+    seen.put(parked("b", 1), 10)
+    formed = act(seen, LOST)
+    assert isinstance(formed, Form)
+    assert (formed.number, formed.staying) == (1, {"a", "b"})
+    assert [row.node for row in formed.seating.nodes] == ["a", "b"]
+    assert formed.history.restarts == 0
 
 
-def test_all_restart_if_some_cannot_go_on() -> None:
-    _, action = decided(stands("a", 0, "lost"), stands("b", 1, "unable"))
-    assert action == Close(
-        "workers were lost, and those of node b cannot go on without them", failed=True
-    )
+def test_no_round_follows_as_long_as_a_lost_node_may_run_workers() -> None:
+    seen = three()
+    assert seen.answer_beat(Heartbeat("c", 0, "t", 1, 0), 5.0, 99.0)
+    seen.drop("c")
+    seen.take_header(opened(mending=True), 6.0)
+    seen.put(parked("a", 0), 9)
+    seen.put(parked("b", 1), 10)
+    assert decide(seen, 6.0).action is None
+    assert isinstance(act(seen, 5.0 + TTL), Form)
 
 
-def test_all_restart_if_nobody_has_the_state() -> None:
-    _, action = decided(stands("a", 0, "bare"), stands("b", 1, "bare"), mending=True)
-    assert action == Close("all workers were lost", failed=True)
+def test_a_node_that_waits_takes_the_place_of_one_that_was_lost() -> None:
+    seen = without_c()
+    seen.put(node("d"), 8)
+    seen.put(parked("a", 0), 9)
+    seen.put(parked("b", 1), 10)
+    formed = act(seen, LOST)
+    assert [row.node for row in formed.seating.nodes] == ["a", "b", "d"]
+    assert formed.staying == {"a", "b"}
 
 
-def test_the_round_closes_if_no_restarts_are_left() -> None:
-    lost = stands("b", 1, "lost")
-    _, action = decided(stands("a", 0), lost, restarts=3)
-    assert action == Close("workers were lost, and no restarts are left", failed=True)
+def test_if_rank_0_is_lost_a_node_that_stays_has_it() -> None:
+    seen = three()
+    seen.drop("a")
+    seen.take_header(opened(mending=True), LOST)
+    for rank, name in ((1, "b"), (2, "c")):
+        seen.put(parked(name, rank), 9 + rank)
+    seen.put(node("d"), 20)
+    assert [row.node for row in act(seen, LOST).seating.nodes] == ["c", "b", "d"]
 
 
-def test_all_restart_if_the_workers_of_a_node_have_ended() -> None:
-    _, action = decided(
-        reported("a", 0, "succeeded", round=ROUND), stands("b", 1, "lost"), mending=True
-    )
-    assert isinstance(action, Close)
-    assert action.reason == "workers were lost, and those of node a have ended"
+def test_workers_that_have_left_wait_for_the_least_number_of_nodes() -> None:
+    seen = without_c()
+    seen.wishes.size = SizeWanted(min_nodes=3, max_nodes=3)
+    seen.put(parked("a", 0), 9)
+    seen.put(parked("b", 1), 10)
+    waits = decide(seen, LOST)
+    assert waits.action is None
+    assert "at least 3 node(s) (2 here)" in waits.why
+    assert isinstance(act(seen, LOST + RULES.join_timeout), Conclude)
+
+
+def test_all_workers_start_again_if_those_of_a_node_cannot_go_on() -> None:
+    unable = three()
+    unable.put(lasting("b", 1, lasting=False, sequence=2), 9)
+    unable.drop("c")
+    assert act(unable, LOST) == Close("node c was lost")
+    seen = without_c()
+    seen.put(parked("b", 1, standing="unable"), 9)
+    assert act(seen, LOST) == Close("node c was lost")
+    bare = without_c()
+    bare.put(parked("a", 0, standing="bare"), 9)
+    bare.put(parked("b", 1, standing="bare"), 10)
+    assert isinstance(act(bare, LOST), Close)
+
+
+def test_workers_that_are_lost_as_well_cost_one_restart() -> None:
+    seen = without_c()
+    seen.put(parked("a", 0, lost=True), 9)
+    seen.put(parked("b", 1), 10)
+    assert act(seen, LOST).history.restarts == 1
+    spent = without_c()
+    spent.take_header(opened(mending=True, restarts=2), LOST)
+    spent.put(parked("a", 0, lost=True), 9)
+    assert isinstance(act(spent, LOST), Close)
+
+
+def test_a_node_that_goes_has_the_others_go_on() -> None:
+    seen = three()
+    seen.put(lasting("c", 2, leaving="preempted", leaving_code=75, sequence=2), 9)
+    reason = "node c leaves: preempted"
+    assert act(seen) == Mend(reason)
+    seen.take_header(opened(mending=True, reason=reason), 0.0)
+    seen.put(parked("a", 0), 9)
+    seen.put(parked("b", 1), 10)
+    assert decide(seen, 0.0).action is None, "its workers are being stopped"
+    seen.put(lasting("c", 2, state="left", outcome="stopped", leaving="preempted", sequence=3), 11)
+    assert act(seen).staying == {"a", "b"}
+
+
+def test_newcomers_are_let_in_while_the_others_keep_their_processes() -> None:
+    seen = view(lasting("a", 0), lasting("b", 1), node("c"), header=opened(2), rules=RULES)
+    assert act(seen) == Mend("node c joined")
+    seen.take_header(opened(2, mending=True), 0.0)
+    seen.put(parked("a", 0), 9)
+    seen.put(parked("b", 1), 10)
+    formed = act(seen)
+    assert [row.node for row in formed.seating.nodes] == ["a", "b", "c"]
+    gone = replace(seen.sight)
+    seen.drop("c")
+    seen.sight = gone
+    assert isinstance(act(seen), Mended)
+    assert act(seen).history.restarts == 0
