@@ -3,34 +3,36 @@
     python benchmarks/recovery.py --help
 
 Workers train 25 million parameters with momentum, 200 MB of state. One after the other is killed at
-a random moment. wait: from the SIGKILL until all ranks have committed the next step. net: without
-one step, and without the time that the replacement's script took before join(). step: the median of
-a step with join(), and of the same one without.
+a random moment. wait: from the SIGKILL until all ranks have committed a step again. net: without
+one step, and without the time that the replacement's script took before it was ready to meet the
+others (of peers: its whole age, with the import of torch). hold: how much longer than a step it was
+until any rank committed one. step: the median of a step, with join() and without.
+
+Peers train the same with torch: TorchFT; Gloo with torch's reconfigure functions and an agent of a
+few lines; torchrun, which restarts all workers, with a checkpoint of each step in memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import os
-import random
-import re
-import signal
+import contextlib
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 if not __package__:
     sys.path[:] = [*sys.path[1:], str(Path(__file__).resolve().parents[1])]
 
 from benchmarks.bars import Check
-from benchmarks.processes import interrupt_on_term
+from benchmarks.peers import UnavailableError
+from benchmarks.processes import INTERRUPTED, RunError, interrupt_on_term
+from benchmarks.recovery_jobs import FIRST, SETTLE, Figures, Training, losses
+from benchmarks.recovery_peers import ALL, measured
 from benchmarks.session import positive
+from benchmarks.table import render
 
 WORKER = str(Path(__file__).with_name("recovery_worker.py"))
 MODULES = ",".join(
@@ -44,100 +46,62 @@ MODULES = ",".join(
     )
 )
 """The modules that --preload=auto imports, but for a package that is not installed."""
-SETTLE = 3.0
-"""Seconds of steps before each kill, in which standbys are made."""
-FIRST = 5
-"""Number of steps before the time of a step is taken."""
-PATIENCE = 60.0
+OURS = "join()"
 
 
-class Start(NamedTuple):
-    """A process that has joined, and the seconds that its script took before."""
-
-    rank: int
-    pid: int
-    lead: float
-
-
-class Training:
-    """Represents a job whose output is in a file, as far as it has come."""
-
-    def __init__(self, folder: Path, workers: int, restarts: int, width: int, recovers: bool):
-        self._path, self._workers = folder / "out", workers
-        command = [sys.executable, "-m", "torshrun", f"--nproc-per-node={workers}"]
-        command += [f"--max-restarts={restarts}", f"--preload={MODULES}", WORKER, str(width)]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with self._path.open("w") as out, (folder / "err").open("w") as err:
-            self.process = subprocess.Popen(
-                [*command, str(int(recovers))], stdout=out, stderr=err, env=environ
-            )
-
-    def starts(self) -> list[Start]:
-        found = re.findall(r"start (\d+) (\d+) (\S+)\n", self._path.read_text())
-        return [Start(int(rank), int(pid), float(lead)) for rank, pid, lead in found]
-
-    def commits(self) -> dict[int, list[float]]:
-        """Return when ranks committed each step."""
-        commits: dict[int, list[float]] = {}
-        for step, at in re.findall(r"commit (\d+) (\S+)\n", self._path.read_text()):
-            commits.setdefault(int(step), []).append(float(at))
-        return commits
-
-    def complete(self) -> list[float]:
-        """Return when each step that all ranks have committed was complete, in order."""
-        return sorted(max(each) for each in self.commits().values() if len(each) >= self._workers)
-
-    def wait(
-        self, what: str, seconds: float, starts: int, after: float = 0.0, steps: int = 1
-    ) -> None:
-        """Wait for so many starts, and as many steps that were complete after that time."""
-        deadline = time.monotonic() + seconds
-        while len(self.starts()) < starts or sum(at > after for at in self.complete()) < steps:
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                errors = self._path.with_name("err").read_text()
-                raise SystemExit(f"no {what} within {seconds:g} s:\n{errors}")
-            time.sleep(0.05)
-
-    def step(self) -> float:
-        """Return the median seconds of a step."""
-        times = self.complete()
-        return statistics.median(b - a for a, b in itertools.pairwise(times))
+@contextlib.contextmanager
+def training(
+    folder: Path, workers: int, restarts: int, width: int, recovers: bool
+) -> Iterator[Training]:
+    """Run our training, by torshrun."""
+    command = [sys.executable, "-m", "torshrun", f"--nproc-per-node={workers}"]
+    command += [f"--max-restarts={restarts}", f"--preload={MODULES}", WORKER, str(width)]
+    with Training(folder, workers) as job:
+        yield job.start([[*command, str(int(recovers))]], {})
 
 
-def losses(folder: Path, options: argparse.Namespace) -> tuple[list[float], list[float], float]:
-    """Return the seconds of wait and net of each kill, and those of a step."""
+def ours(folder: Path, options: argparse.Namespace) -> Figures:
+    """Return what was measured with join()."""
     workers, kills = options.workers, options.kills
-    training = Training(folder, workers, kills, options.width, True)
-    waits, nets = [], []
-    try:
-        training.wait("steps", PATIENCE, workers, steps=FIRST)
-        time.sleep(SETTLE)
-        step = training.step()
-        for number in range(kills):
-            time.sleep(SETTLE + random.random() * step)
-            present = {each.rank: each.pid for each in training.starts()}
-            killed = time.monotonic()
-            os.kill(random.choice([*present.values()]), signal.SIGKILL)
-            training.wait("step after a kill", PATIENCE, workers + number + 1, killed)
-            again = min(at for at in training.complete() if at > killed)
-            waits.append(again - killed)
-            nets.append(waits[-1] - step - training.starts()[-1].lead)
-        return waits, nets, step
-    finally:
-        training.process.terminate()
-        training.process.wait()
+    with training(folder, workers, kills, options.width, True) as job:
+        return losses(job, workers, kills)
 
 
 def plain_step(folder: Path, options: argparse.Namespace) -> float:
     """Return the seconds of a step without join()."""
-    training = Training(folder, options.workers, 0, options.width, False)
-    try:
-        training.wait("steps", PATIENCE, options.workers, steps=FIRST)
+    with training(folder, options.workers, 0, options.width, False) as job:
+        job.wait("steps", options.workers, steps=FIRST)
         time.sleep(2 * SETTLE)
-        return training.step()
-    finally:
-        training.process.terminate()
-        training.process.wait()
+        return job.step()
+
+
+def peers(options: argparse.Namespace) -> dict[str, Figures]:
+    """Return what was measured of each peer, and say of the others why they were not."""
+    found = {}
+    for name in options.peers:
+        with tempfile.TemporaryDirectory() as folder:
+            place = options.python, Path(folder), options.workers, options.kills, options.width
+            try:
+                version, found[name] = measured(ALL[name], *place)
+                print(f"{name}: {version}", flush=True)
+            except UnavailableError as error:
+                print(f"{name}: not run, as it is not installed: {error}", flush=True)
+            except RunError as error:
+                print(f"{name}: not measured: {error}", flush=True)
+    return found
+
+
+def table(figures: Mapping[str, Figures]) -> str:
+    """Return medians in seconds, and those of the peers' net and hold over ours."""
+    header = ["", "wait", "net", "worst", "hold", "step", "net / ours", "hold / ours"]
+    return render(header, [_line(name, each, figures[OURS]) for name, each in figures.items()])
+
+
+def _line(name: str, found: Figures, own: Figures) -> list[str]:
+    net, hold = statistics.median(found.nets), statistics.median(found.holds)
+    seconds = statistics.median(found.waits), net, max(found.nets), hold, found.step
+    over = net / statistics.median(own.nets), hold / statistics.median(own.holds)
+    return [name, *(f"{each:.3f}" for each in seconds), *(f"{each:.1f}" for each in over)]
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -146,6 +110,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--workers", type=positive, default=4, help="default: 4")
     add("--kills", type=positive, default=20, help="default: 20")
     add("--width", type=positive, default=5000, help="its square is the number of parameters")
+    add("--peers", type=names, default=[*ALL], help=f"default: {','.join(ALL)}; '' is none")
+    add("--python", default=sys.executable, help="an interpreter with the peers; default: this one")
     add("--quick", action="store_true", help="little: shows that it works")
     add("--bars", action="store_true", help="print pass or fail; exit status 1 unless all pass")
     options = parser.parse_args(arguments)
@@ -154,21 +120,35 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def names(text: str) -> list[str]:
+    """Return the peers that a list names. Raises ArgumentTypeError for others."""
+    found = [*filter(None, text.split(","))]
+    if unknown := {*found} - {*ALL}:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     interrupt_on_term()
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        waits, nets, step = losses(Path(one), options)
-        plain = plain_step(Path(other), options)
+    try:
+        with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+            found = ours(Path(one), options)
+            plain = plain_step(Path(other), options)
+        figures = {OURS: found, **peers(options)}
+    except RunError as error:
+        print(error)
+        return 1
+    except KeyboardInterrupt:
+        return INTERRUPTED
     print(f"{options.workers} workers, {options.kills} kills, {options.width**2:,} parameters")
-    for name, values in (("wait", waits), ("net", nets)):
-        print(f"{name}: median {statistics.median(values):.3f} s, worst {max(values):.3f} s")
-    print(f"step: {step * 1e3:.2f} ms with join(), {plain * 1e3:.2f} ms without")
+    print(table(figures))
+    print(f"step: {found.step * 1e3:.2f} ms with join(), {plain * 1e3:.2f} ms without")
     if not options.bars:
         return 0
     checks = [
-        Check("net, median, s", statistics.median(nets), 0.3, at_most=True),
-        Check("net, worst, s", max(nets), 0.8, at_most=True),
+        Check("net, median, s", statistics.median(found.nets), 0.3, at_most=True),
+        Check("net, worst, s", max(found.nets), 0.8, at_most=True),
     ]
     print("\n" + "\n".join(map(str, checks)))
     return int(not all(check.passed for check in checks))

@@ -24,7 +24,9 @@ file behind that path, if it is inode 77 of device 5. Each worker owns the 2**42
 local rank times 2**42 on."""
 
 REPLACEMENT = "TORSH_REPLACEMENT"
-"""Variable that is 1 in a worker that takes the place of a lost one while the others continue."""
+"""Variable that is 1 in a worker that takes the place of a lost one while the others continue, and
+JOINED once it has met them."""
+JOINED = "joined"
 
 RECOVERY = "torsh/recovery/"
 """Prefix, in the round's store, of what a job that recovers without restarts writes there. Each
@@ -34,6 +36,7 @@ which that process began, and FIXED the value of the one if it can only go on am
 LEFT_EARLY of the other if it did not take all steps; over/<round> by the agent, once the workers
 are to leave the round, with the rank of one that has ended well and is not replaced;
 parked/<round>/<local rank> by each survivor, with the seconds of its longest step;
+refused/<start>/<local rank> by a worker that is about to end as join() refuses its program;
 corrupted/<start>/<local rank> by one of the ranks whose state is corrupt, with the facts;
 round/<round> by the agent, once that has begun: the variables of PLACE of each of its workers, as
 JSON, in the order of local ranks."""
@@ -43,6 +46,11 @@ EXITED = "torsh/exited/"
 """Prefix, in the round's store, of the rank that has ended well before the last step of a job that
 recovers without restarts, by round. Its agent writes it, and those of other nodes tell their own
 workers."""
+
+PARKED = "torsh/parked/"
+"""Prefix, in the round's store, of the seconds of the longest step of one of the first workers that
+have left a round which is over, by round. Its agent writes it, and those of other nodes judge by
+it how long their own workers may take."""
 
 ENDS_AT = "TORSH_ENDS_AT"
 """Variable with the end of the job's time, in seconds of the worker's host's monotonic clock."""

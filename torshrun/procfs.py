@@ -65,6 +65,12 @@ def read_stat(pid: int) -> ProcessStat | None:
     return ProcessStat(name, fields[0], int(fields[1]), cpu, resident)
 
 
+def start_time(pid: int) -> int | None:
+    """Return when the process was started, in ticks since the machine was; None if it is gone."""
+    fields = read_text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else None
+
+
 def rank_of(pid: int, ranks: Mapping[int, int]) -> int:
     """Return the rank of the worker that is this process or started it; -1 if there is none."""
     for _ in range(_MOST_GENERATIONS):

@@ -141,6 +141,20 @@ def test_who_does_not_leave_the_round_is_replaced_too(train: Trainings, folder: 
     assert sum(map(len, found.pids.values())) == 2 * EACH + 2, outputs
 
 
+def test_a_node_none_of_whose_workers_leaves_does_not_hold_the_others_for_long(
+    train: Trainings, folder: Path
+) -> None:
+    """How long is known from the steps of the other node's worker: node.end() waits for 100 s."""
+    training = train(2, 60, pause="0.05")
+    training.wait_until_it_trains()
+    kill(training.present(1), signal.SIGSTOP)
+    kill(training.present(0)[:1])
+    found, outputs = training.end()
+    check_same(found, undisturbed(folder, 2 * EACH, 60), least=1)
+    assert sum(map(len, found.pids.values())) == 2 * EACH + 3, outputs
+    assert "it did not leave the round in which another worker was lost" in outputs[1]
+
+
 @pytest.mark.parametrize("amid", [False, True], ids=["in a step", "while workers leave the round"])
 def test_when_an_agent_dies_the_others_go_on(train: Trainings, folder: Path, amid: bool) -> None:
     training = train(3, 100, least=2, pause="0.02")

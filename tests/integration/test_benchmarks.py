@@ -242,9 +242,26 @@ def test_tune_writes_a_file_that_the_backend_reads(tmp_path: Path) -> None:
 
 
 def test_recovery() -> None:
-    printed = run("recovery.py")
+    printed = run("recovery.py", "--peers", "torchft,torchrun")
     assert "2 workers, 1 kills, 10,000 parameters" in printed
-    assert "net: median" in printed
+    lines = [line.split() for line in printed.splitlines()]
+    assert [len(line) for line in lines if line[:1] == ["join()"]] == [8], printed
+    for peer in ("torchft", "torchrun"):  # one that is not installed is named as well
+        is_measured = any(line[:1] == [peer] and len(line) == 8 for line in lines)
+        assert is_measured or f"{peer}: not run, as it is not installed" in printed, printed
+
+
+def test_a_peer_of_recovery_that_nobody_knows() -> None:
+    command = [sys.executable, str(BENCHMARKS / "recovery.py"), "--peers", "gloo,mpi"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 2
+    assert "unknown: mpi" in done.stderr
+
+
+def test_corruption() -> None:
+    printed = run("corruption.py")
+    assert "2 ranks, 80,800 bytes of state, a check in 10 steps" in printed
+    assert "8 samples: cost " in printed
 
 
 def test_healing() -> None:

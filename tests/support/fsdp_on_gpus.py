@@ -3,9 +3,9 @@ rank's part, and those of nn are on NCCL's fake."""
 
 from __future__ import annotations
 
-import inspect
 import copy
 import gc
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any

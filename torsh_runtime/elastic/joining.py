@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from types import TracebackType
 from typing import Any, Literal
 
 from torsh_runtime.checkpoint.ranks import Ranks
@@ -15,7 +19,7 @@ from torsh_runtime.elastic.parts_of_job import Parts
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.torchs import torchs_default
 from torsh_runtime.elastic.training import Training
-from torsh_runtime.errors import ConfigError
+from torsh_runtime.errors import ConfigError, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.parallel.fsdp.node_storage import groups_of_nodes
@@ -67,8 +71,22 @@ def join(
                 step.commit()
         ```
     """
-    global _joined
     group = default_group() if has_default_group() else torchs_default()
+    try:
+        return _join(group, seed, check_every, on_corruption, parts)
+    except ConfigError as error:
+        _end_job_by(error, group)
+        raise
+
+
+def _join(
+    group: ProcessGroup | None,
+    seed: int,
+    check_every: int,
+    on_corruption: str,
+    parts: Mapping[str, Any],
+) -> Training:
+    global _joined
     if group is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("join() needs the ranks of this job: call tr.init_process_group() before")
     if _joined:
@@ -103,6 +121,21 @@ def join(
 
 _joined = False
 """True once this process has joined."""
+
+
+def _end_job_by(error: ConfigError, group: ProcessGroup | None) -> None:
+    """Have the agent end the job if this error ends the process, as it would after each restart."""
+    rounds, before = _rounds(group), sys.excepthook
+    if rounds is None:
+        return
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is error:
+            with suppress(TorshError):  # then it ends as after any other exception
+                rounds.refuse()
+        before(kind, value, trace)
+
+    sys.excepthook = hook
 
 
 def _check_group(group: ProcessGroup | None) -> None:

@@ -76,6 +76,10 @@ class Rounds:
         self._leave_round()
         self._store.put(f"left/{self._me}", LEFT_EARLY if is_early else b"")
 
+    def refuse(self) -> None:
+        """Tell the agent that this process is about to end, and would after each restart."""
+        self._store.put(f"refused/{self._me}", b"")
+
     def note_corrupted(self, found: StateCorrupted) -> None:
         """Tell the agent which ranks have a corrupt state, and whether they are healed."""
         facts = {

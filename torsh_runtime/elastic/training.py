@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import traceback
@@ -12,6 +13,7 @@ import numpy as np
 
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.contract import JOINED, REPLACEMENT
 from torsh_runtime.elastic.hashes import Checks, tell
 from torsh_runtime.elastic.healing import Holding, heal, hold
 from torsh_runtime.elastic.parts_of_job import Parts, described
@@ -141,6 +143,7 @@ class Training:
             self._meet(self._rounds)
         except LOST as lost:
             self.recover(lost)
+        os.environ[REPLACEMENT] = JOINED  # its next default groups are made as the others'
         self._rounds.join(is_fixed=self._parts.is_sharded)
 
     def recover(self, lost: TorshError) -> None:

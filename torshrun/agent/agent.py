@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from torsh_runtime.errors import TorshError
 from torsh_runtime.transitions import Machine
-from torshrun import exit_codes
+from torshrun import exit_codes, own_programs
 from torshrun.agent import machine, protocol
+from torshrun.agent.announcement_texts import unfit
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.corruption import Corruption
@@ -116,6 +117,8 @@ class Agent:
         self._time_limit = TimeLimit(config.time_limit, self._loop)
         self._recovery = Recovery(self._loop, self._group, self._post, Corruption(self._tell).take)
         self._reporting: asyncio.Task[None] | None = None
+        self._unfit = ""
+        """Why no lost worker can be replaced here, as found at the last loss."""
         self._round: Round | None = None
         self._place: base.NodeAssignment | None = None
         self._diagnosing: asyncio.Task[None] | None = None
@@ -251,7 +254,7 @@ class Agent:
 
     def _on_heartbeat(self) -> None:
         """Do what is due about once a second."""
-        if not self._hangs.inquires and not self._answering.inquires:  # by other programs
+        if not own_programs.run():
             reap_orphans(self.keeper.pid)
         self._keeper_watchdog.tick()
         self._standstill.tick(self._round)
@@ -439,6 +442,9 @@ class Agent:
             await self._recovery.tell_exited(self._round.number, rank, on_all_nodes)
         elif isinstance(instruction, protocol.KillWorkers):
             self._kill(instruction)
+        elif isinstance(instruction, protocol.TellUnfit):
+            rank = self._group.workers[instruction.rank].rank
+            self._tell.say(unfit(instruction._replace(rank=rank)))
         elif isinstance(instruction, protocol.WatchOn):
             assert self._round is not None
             self._hangs.start(self._round)
@@ -465,7 +471,8 @@ class Agent:
         assert now is not None
         assert a_round is not None
         place = replace(now, round=now.round + 1, restarts=now.restarts + 1)
-        if await self._gpus.before_replacement():
+        self._unfit = await self._gpus.before_replacement()
+        if self._unfit:
             return  # the next round is to be refused
         try:
             self._group.start_ahead(self._replacements(ranks, place, a_round, "_ahead"))
@@ -523,7 +530,7 @@ class Agent:
         assert before is not None
         try:
             self._tell.begin_round(place)
-            broken = await self._gpus.before_replacement() if ranks else ""
+            broken = self._unfit if ranks else ""
             failure = protocol.ReportFailure(place.restarts - 1, "broken" if broken else "replace")
             if ranks:
                 report = self._report_lost(before, failure, endings, self._reporting)

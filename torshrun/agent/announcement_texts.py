@@ -69,6 +69,16 @@ def keeper_death(keeper: Keeper, left: Sequence[object]) -> str:
     )
 
 
+def unfit(told: protocol.TellUnfit) -> str:
+    """Return why all workers are restarted when replacements fail before they join."""
+    return (
+        f"rank {told.rank}: two replacements in a row have ended with exit code "
+        f"{exit_code(told.status)} before tr.elastic.join(), so all workers are restarted. What "
+        f"communicates before join() cannot work in a replacement: leave it out where "
+        f"TORSH_REPLACEMENT is set, or call it after join()"
+    )
+
+
 def outlook(report: protocol.ReportFailure, budget: int) -> str:
     """Return what follows the failure; `budget` is how many restarts the job may have."""
     attempt = f"attempt {report.restarts + 1} of {budget + 1}"
@@ -87,5 +97,6 @@ def outlook(report: protocol.ReportFailure, budget: int) -> str:
         "budget spent": ", no restarts left",
         "same start": " in the same way at its start as before, so it is not started again "
         "(--retry-same-start: it is)",
+        "refused": ", as tr.elastic.join() refuses what the program does, which no restart changes",
     }
     return f"{attempt}: the job has failed{why.get(report.sequel, '')}"

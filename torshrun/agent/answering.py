@@ -46,8 +46,6 @@ class Answering:
     def __post_init__(self) -> None:
         self._waiting: asyncio.Queue[Asked] = asyncio.Queue(MOST_WAITING)
         self._task: asyncio.Task[None] | None = None
-        self.inquires = False
-        """Whether it is just finding out where workers stand, by other programs."""
         self._is_closing = False
         self._kinds = {"records": self._records, "stacks": self._stacks, "trace": self._trace}
         self._tracing: set[asyncio.Task[None]] = set()
@@ -145,11 +143,7 @@ class Answering:
         from torshrun.health.stacks import collect
 
         workers = [*self.group.workers]
-        self.inquires = True
-        try:
-            stacks = await collect([each.pid for each in workers if each.alive], STACKS_BOUND)
-        finally:
-            self.inquires = False
+        stacks = await collect([each.pid for each in workers if each.alive], STACKS_BOUND)
         told = {
             "host": os.uname().nodename,
             "node": self.node_rank(),

@@ -53,8 +53,6 @@ class HangMonitor:
             self._timers = TimerServer(self.timer_file, self._loop, self._ranks, self.on_expired)
         self.finding: tuple[Hang, Stacks] | None = None
         """The hang of this round, and where its workers stand, by rank."""
-        self.inquires = False
-        """Whether it is just finding out where workers stand, by other programs."""
         self._has_pardoned = False
         self._seen = Machine("hangs", "idle")
 
@@ -122,15 +120,12 @@ class HangMonitor:
         from torshrun.health.stacks import Stacks, collect, is_at_breakpoint
 
         pids, before = self._ranks(), self._progress(a_round)
-        self.inquires = True
         ranks = [each.sample.rank for each in hang.ranks]
         self._seen.become("inquiring", format_ranks(ranks), round=a_round.number)
         try:
             stacks = await collect(list(pids), STACKS_BOUND)
         except Exception as error:  # the hang is to be ended all the same
             stacks = Stacks({}, f"no stacks: {error!r}")
-        finally:
-            self.inquires = False
         if self._progress(a_round) != before:  # it took its time, but goes on
             self._seen.become("watching", "they go on", round=a_round.number)
             return

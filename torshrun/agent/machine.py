@@ -29,6 +29,7 @@ from torshrun.agent.states import (
 )
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
+from torshrun.rendezvous.restart import REFUSED
 from torshrun.signals import FIRST_CAUSES
 
 __all__ = [
@@ -198,7 +199,10 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
         return mending.end_round(config, state)
     if isinstance(event, protocol.WorkerEnded):
         if event.status and mending.can_go_on_without(config, state, event.rank):
-            return mending.begin(state, event.rank)
+            if not mending.fails_repeatedly(state, event):
+                return mending.lose(state, event)
+            stopping, stop = _stop_workers(config, state, "failure")
+            return stopping, (protocol.TellUnfit(event.rank, event.status), *stop)
         return _on_worker_exit(config, state, event)
     if isinstance(event, protocol.Hung):
         if mending.defers(config, state, event):
@@ -211,6 +215,8 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
 
 def _running_on(config: LaunchConfig, state: Running, event: Event) -> Step:
     """Handle what is the same whether or not lost workers are being replaced."""
+    if isinstance(event, protocol.Refused):
+        return replace(state, attempt=replace(state.attempt, refused=True)), ()
     if isinstance(event, protocol.SettleOver) and state.failing:
         return _stop_workers(config, state, "failure")
     if isinstance(event, protocol.Noticed):
@@ -382,7 +388,9 @@ def _report(config: LaunchConfig, state: Stopping, event: protocol.Diagnosed) ->
         outcome, code = "lost", code or (0 if state.stopped_by else exit_codes.LOST)
     cause = found.cause if outcome in ("failed", "hung", "lost") else ""
     follows = found.follows and outcome == "failed"
-    return replace(found, outcome=outcome, code=code, cause=cause, follows=follows)
+    startup = REFUSED if state.attempt.refused and outcome == "failed" else found.startup
+    found = replace(found, cause=cause, follows=follows, startup=startup)
+    return replace(found, outcome=outcome, code=code)
 
 
 def _what_became(

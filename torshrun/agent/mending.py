@@ -8,6 +8,7 @@ in it. This node tells it how it stands.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from torshrun.agent import protocol
@@ -28,7 +29,8 @@ def joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
         fixed |= own & joined if event.is_fixed else set()
     elif event.is_early:
         state = replace(state, early=state.early | own)
-    return replace(state, joined=joined, fresh=fresh, fixed=fixed)
+    failed = frozenset(each for each in state.failed if each[0] != event.rank)
+    return replace(state, joined=joined, fresh=fresh, fixed=fixed, failed=failed)
 
 
 def tell_lasting(
@@ -72,9 +74,26 @@ def can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
     return (
         state.attempt.restarts < config.max_restarts
         and rank in state.alive
+        and not state.attempt.refused
         and _is_able(config, state, rank)
         and (is_known or bool(survivors & state.joined))
     )
+
+
+def fails_repeatedly(state: Running, event: protocol.WorkerEnded) -> bool:
+    """Return whether a replacement has ended like the one before, by itself and before it joined.
+
+    What it does before join(), such as a collective, it can do only in a start of all workers.
+    """
+    return event.rank in state.fresh and (event.rank, event.status) in state.failed
+
+
+def lose(state: Running, event: protocol.WorkerEnded) -> Step:
+    """End the round as this worker was lost, which others can go on without."""
+    failed = frozenset(each for each in state.failed if each[0] != event.rank)
+    if event.rank in state.fresh and not os.WIFSIGNALED(event.status):
+        failed |= {(event.rank, event.status)}
+    return begin(replace(state, failed=failed), event.rank)
 
 
 def _is_able(config: LaunchConfig, state: Running, lost: int = -1) -> bool:
@@ -122,6 +141,7 @@ def begin(state: Running, *lost: int) -> Step:
         fixed=state.fixed & alive,
         is_lasting=state.is_lasting,
         lost=frozenset(lost),
+        failed=state.failed,
         awaited=state.joined & alive,
     )
     mending, told = tell(mending)
@@ -182,6 +202,7 @@ def next_round(state: Mending, place: base.NodeAssignment) -> Step:
         alive=state.alive | state.lost,
         joined=state.joined,
         fresh=state.fresh | state.lost,
+        failed=state.failed,
         fixed=state.fixed,
         is_lasting=state.is_lasting or place.kept,
         owed=frozenset((rank, signo) for rank in state.lost for signo in attempt.noticed),

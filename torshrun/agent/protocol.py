@@ -91,6 +91,12 @@ class Left(NamedTuple):
     """True if it did not take all steps."""
 
 
+class Refused(NamedTuple):
+    """A worker is about to end, as join() cannot recover what its program does."""
+
+    rank: int
+
+
 class Parked(NamedTuple):
     """A worker has left the round that is over, and waits for the next."""
 
@@ -124,7 +130,7 @@ class InternalError(NamedTuple):
 
 
 OfRound = WorkerEnded | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
-Recovering = Joined | Left | Parked | ParkingOver
+Recovering = Joined | Left | Refused | Parked | ParkingOver
 Decided = base.RoundFormed | base.RoundClosing | base.Mending | base.JobOver
 Event = OfRound | Recovering | StopRequested | Noticed | Decided | KeeperLost | InternalError
 
@@ -195,6 +201,14 @@ class KillWorkers(NamedTuple):
     """True if others wait for them; otherwise they have not parked in time."""
 
 
+class TellUnfit(NamedTuple):
+    """Tell the user that all workers are restarted, as replacements of this rank fail in the same
+    way before they join."""
+
+    rank: int
+    status: int
+
+
 class WatchOn(NamedTuple):
     """Look once more whether workers hang: those of another node are probably at fault."""
 
@@ -244,7 +258,7 @@ class ReportFailure(NamedTuple):
     unkillable: tuple[str, ...] = ()
 
 
-Telling = TellStanding | TellLasting | TellExited
+Telling = TellStanding | TellLasting | TellExited | TellUnfit
 Mend = EndRound | StartAhead | Telling | KillWorkers | WatchOn | ReplaceWorkers
 Instruction = (
     StartWorkers | Settle | StopWorkers | Mend | PassOn | TellRendezvous | Leave | ReportFailure

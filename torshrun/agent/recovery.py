@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torsh_runtime.contract import EXITED, FIXED, LEFT_EARLY, RECOVERY, place_of
+from torsh_runtime.contract import EXITED, FIXED, LEFT_EARLY, PARKED, RECOVERY, place_of
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Put, Store
 from torshrun.agent import protocol
@@ -41,18 +41,24 @@ class Recovery:
         self._timer: asyncio.TimerHandle | None = None
         self._ending = -1
         """The number of the round whose workers are to park; -1 if there is none."""
+        self._is_alone = True
+        self._parked_elsewhere: dict[str, bytes] = {}
+        """The seconds of the longest step that a worker of any node has told as the first that has
+        left a round, by the round's number."""
 
     def start(self, store: Store, *, is_alone: bool) -> None:
         """Follow the workers that have this store, and what agents of other nodes tell there."""
         self._store = store
+        self._is_alone, self._parked_elsewhere = is_alone, {}
         self._spawn(self._watch(store))
         if not is_alone:
-            self._spawn(self._watch_others(store))
+            self.follow_others()
 
     def follow_others(self) -> None:
         """Follow what agents of other nodes tell in the store of the round that has begun."""
         if self._store is not None:
-            self._spawn(self._watch_others(self._store))
+            self._spawn(self._watch_others(self._store, EXITED, self._take_exited))
+            self._spawn(self._watch_others(self._store, PARKED, self._take_parked))
 
     def stop(self) -> None:
         """Follow no worker any more."""
@@ -76,6 +82,8 @@ class Recovery:
         assert self._store is not None
         self._ending = number
         self._allow(PARK_BOUND)
+        if str(number) in self._parked_elsewhere:
+            self._allow_steps(self._parked_elsewhere[str(number)])
         await self._store.put(f"{RECOVERY}over/{number}", b"")
 
     async def tell_exited(self, number: int, rank: int, on_all_nodes: bool) -> None:
@@ -101,15 +109,29 @@ class Recovery:
                     key = event.key.removeprefix(RECOVERY)
                     self._take(key.split("/"), event.value or b"")
 
-    async def _watch_others(self, store: Store) -> None:
-        """Tell the workers here of one of any node that has ended well before the last step."""
+    async def _watch_others(
+        self, store: Store, prefix: str, take: Callable[[str, bytes], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Take what agents of any node tell of each round."""
         with contextlib.suppress(StoreError):
-            listing = await store.list(EXITED)
+            listing = await store.list(prefix)
             for item in listing.items:
-                await _put_first(store, _over(item.key), item.value)
-            async with contextlib.aclosing(store.watch(EXITED, listing.revision)) as events:
+                await take(item.key.removeprefix(prefix), item.value)
+            async with contextlib.aclosing(store.watch(prefix, listing.revision)) as events:
                 async for event in events:
-                    await _put_first(store, _over(event.key), event.value or b"")
+                    await take(event.key.removeprefix(prefix), event.value or b"")
+
+    async def _take_exited(self, number: str, rank: bytes) -> None:
+        """Tell the workers here of one of any node that has ended well before the last step."""
+        assert self._store is not None
+        await _put_first(self._store, f"{RECOVERY}over/{number}", rank)
+
+    async def _take_parked(self, number: str, seconds: bytes) -> None:
+        """Bound the time of the workers here by the steps of one of any node, as all take the same
+        steps."""
+        self._parked_elsewhere[number] = seconds
+        if number == str(self._ending):
+            self._allow_steps(seconds)
 
     def _take(self, key: Sequence[str], value: bytes) -> None:
         match key:
@@ -117,15 +139,22 @@ class Recovery:
                 self.post(protocol.Joined(int(rank), value == FIXED))
             case ["left", start, rank] if self._is_present(start, rank):
                 self.post(protocol.Left(int(rank), value == LEFT_EARLY))
+            case ["refused", start, rank] if self._is_present(start, rank):
+                self.post(protocol.Refused(int(rank)))
             case ["corrupted", start, rank] if self._is_present(start, rank):
                 self.on_corrupted(value)
             case ["parked", number, rank] if number == str(self._ending):
-                self._allow(PARK_LEAST + PARK_STEPS * _seconds(value))
+                self._allow_steps(value)
+                if not self._is_alone and self._store is not None:
+                    self._spawn(_put_first(self._store, f"{PARKED}{number}", value))
                 self.post(protocol.Parked(self._ending, int(rank)))
 
     def _is_present(self, start: str, rank: str) -> bool:
         """Return whether the process of that local rank that began in round `start` runs."""
         return any(_is(worker, start, rank) for worker in self.group.workers)
+
+    def _allow_steps(self, longest: bytes) -> None:
+        self._allow(PARK_LEAST + PARK_STEPS * _seconds(longest))
 
     def _allow(self, seconds: float) -> None:
         """Give workers so many seconds from now on to park, or what they have if that is less."""
@@ -146,10 +175,6 @@ async def _put_first(store: Store, key: str, value: bytes) -> None:
     """Write a key unless it exists, and the store can be reached."""
     with contextlib.suppress(StoreError):
         await store.transact((Compare(key, 0),), (Put(key, value),))
-
-
-def _over(exited: str) -> str:
-    return f"{RECOVERY}over/{exited.removeprefix(EXITED)}"
 
 
 def _is(worker: Worker, start: str, rank: str) -> bool:

@@ -20,6 +20,8 @@ class Attempt:
     """Number of restarts of workers so far."""
     noticed: frozenset[int] = frozenset()
     """Signals that were passed on to the workers as a notice."""
+    refused: bool = False
+    """True if a worker's program was refused by join(): it would be after each restart, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ class Running:
     """Ranks that had joined, and have left before the last step."""
     fresh: frozenset[int] = frozenset()
     """Ranks that have been replaced, and have not joined yet."""
+    failed: frozenset[tuple[int, int]] = frozenset()
+    """Ranks whose last replacement has ended by itself before it joined, with its exit status."""
     owed: frozenset[tuple[int, int]] = frozenset()
     """Ranks, with signals that were passed on as a notice before these were replaced."""
     has_deferred: bool = False

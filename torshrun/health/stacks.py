@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 
+from torshrun import own_programs
 from torshrun.procfs import tree
 
 AT_A_TIME = 4
@@ -96,12 +97,16 @@ async def _dump(program: str, pid: int) -> tuple[str, str]:
 async def _run(argv: Sequence[str]) -> tuple[str, str]:
     """Run py-spy to its end, and return what it prints, and why it prints nothing."""
     pipe = asyncio.subprocess.PIPE
+    own_programs.begin()
     try:
         process = await asyncio.create_subprocess_exec(
             *argv, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe
         )
-    except OSError as error:
-        return "", f"py-spy cannot be run: {error}"
+    except BaseException as error:
+        own_programs.end()
+        if isinstance(error, OSError):
+            return "", f"py-spy cannot be run: {error}"
+        raise
     try:
         async with asyncio.timeout(DUMP_BOUND):
             out, err = await process.communicate()
@@ -111,7 +116,9 @@ async def _run(argv: Sequence[str]) -> tuple[str, str]:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            await process.wait()
+        reaped = asyncio.create_task(process.wait())
+        reaped.add_done_callback(lambda _: own_programs.end())
+        await asyncio.shield(reaped)  # this task may be cancelled meanwhile
     return _result(
         process.returncode or 0, out.decode(errors="replace"), err.decode(errors="replace")
     )

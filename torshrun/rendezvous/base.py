@@ -97,7 +97,14 @@ and at least one has the state of the training. bare: nobody here has that state
 workers here cannot go on in another round."""
 Outcome = Literal["succeeded", "failed", "hung", "stopped", "preempted", "lost"]
 Sequel = Literal[
-    "restart", "no budget", "budget spent", "same start", "stopped", "unkillable", "broken"
+    "restart",
+    "no budget",
+    "budget spent",
+    "same start",
+    "refused",
+    "stopped",
+    "unkillable",
+    "broken",
 ]
 """Consequence of a failure. broken: this node's GPUs are, and it leaves the job."""
 

@@ -113,6 +113,7 @@ class Election:
             token=f"{asking.chance.getrandbits(64):016x}",
             ttl=settings.ttl,
             outage_timeout=settings.outage_timeout,
+            max_restarts=settings.max_restarts,
         )
         key, lease = asking.key(rows.LEADER), self.registration.lease
         self._stood[leader.token] = lease, asking.clock()

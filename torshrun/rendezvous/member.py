@@ -22,6 +22,7 @@ one with them. stopping: the agent was told to stop them, and is to report."""
 
 _LOST_EPOCH = "what the store held of this job is gone, so its nodes meet anew"
 _OF_ITSELF = ("node", "host", "address", "endpoint", "nproc", "role", "fixed_rank")
+_OF_ITS_SETTINGS = ("ttl", "outage_timeout", "max_restarts")
 _RANKS = ("node_rank", "first_rank")
 _OF_ITS_ROUND = ("round", "token", "round_size", "round_leader", "restarts", *_RANKS)
 _OF_ITS_REPORT = (
@@ -142,7 +143,7 @@ class Member:
 
     def _fresh_row(self, state: NodeState = "waiting", **changes: Any) -> NodeRow:
         changes |= _fields(self._facts, _OF_ITSELF) | self._ports()
-        changes |= {"ttl": self._settings.ttl, "outage_timeout": self._settings.outage_timeout}
+        changes |= _fields(self._settings, _OF_ITS_SETTINGS)
         changes.setdefault("standbys", self._standbys)
         return NodeRow(state=state, sequence=next(self._versions), **changes)
 

@@ -16,6 +16,8 @@ STABLE_SECONDS = 300.0
 """Seconds after which a round ends a streak of failures."""
 _VARIATION = 0.25
 """Part of it by which a pause varies, so that jobs that failed together do not return together."""
+REFUSED = "refused by join()"
+"""Description of a failure at the start that no retry changes."""
 MOST_LOSSES = 5
 """Number of losses in a row after which a host's nodes are refused."""
 REFUSED_SECONDS = 3600.0
@@ -42,6 +44,8 @@ def judge(
         return "unkillable"
     if not max_restarts:
         return "no budget"
+    if startup == REFUSED:
+        return "refused"
     if history.restarts >= max_restarts:
         return "budget spent"
     return "same start" if startup and startup == history.startup else "restart"

@@ -133,6 +133,8 @@ class NodeRow:
     ttl: float = 0.0
     """Lease time as in the leader's row, with which it must agree; 0 if not known."""
     outage_timeout: float = 0.0
+    max_restarts: Count = 0
+    """Likewise, as are the seconds above."""
     standbys: Count = 0
     """Number of processes that wait on it to become workers after a restart."""
     standing: Literal["", "lost", "parked", "bare", "unable"] = ""
@@ -172,6 +174,7 @@ class LeaderRow:
     ttl: float = 0.0
     """Seconds, by which the leader reckons when other nodes' workers have ended."""
     outage_timeout: float = 0.0
+    max_restarts: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

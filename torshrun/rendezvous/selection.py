@@ -12,7 +12,7 @@ from torshrun.rendezvous.rows import NodeRow
 from torshrun.rendezvous.settings import misfit
 
 _UNHEARD = "its beats do not reach the leader"
-_UNFIT = "its ttl or outage_timeout (--rdzv-conf) is another than the other nodes'"
+_UNFIT = "its ttl, outage_timeout (--rdzv-conf) or --max-restarts is another than other nodes'"
 _MISSED = "it did not enter the round that it had a place in; it is taken again once it says more"
 
 

@@ -47,12 +47,15 @@ class Settings(Timeouts):
 
 
 class Shared(Protocol):
-    """Defines what must be equal on all nodes, or some misjudge when others' workers end."""
+    """Defines what must be equal on all nodes, or some misjudge when others' workers end, or
+    whether they are replaced."""
 
     @property
     def ttl(self) -> float: ...
     @property
     def outage_timeout(self) -> float: ...
+    @property
+    def max_restarts(self) -> int: ...
 
 
 def misfit(ours: Shared, theirs: Shared) -> str:
@@ -64,6 +67,11 @@ def misfit(ours: Shared, theirs: Shared) -> str:
                 f"{name} is {own:g} here and {other:g} on the other nodes: give all the same "
                 f"--rdzv-conf"
             )
+    if ours.max_restarts != theirs.max_restarts:
+        return (
+            f"--max-restarts is {ours.max_restarts} here and {theirs.max_restarts} on the other "
+            f"nodes: give all the same"
+        )
     return ""
 
 

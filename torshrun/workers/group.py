@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from torsh_runtime.transitions import Machine
 from torshrun.debugger import followed
-from torshrun.procfs import handles, holds_back, read_text
+from torshrun.procfs import handles, holds_back, read_text, start_time
 from torshrun.workers import keeper as reports
 from torshrun.workers.leftovers import Leftovers, Stage
 from torshrun.workers.logs.pump import LogPump
@@ -343,7 +343,7 @@ class WorkerGroup:
         self._tell_started()
 
     def _note_started(self, worker: Worker, pid: int) -> None:
-        worker.pid = pid
+        worker.pid, worker.start_time = pid, start_time(pid)
         if not self._is_ahead(worker):
             self._num_starting -= 1
 

@@ -28,6 +28,8 @@ class Worker:
     started: float = field(default_factory=time.monotonic)
     pid: int = 0
     """0 while it is being started."""
+    start_time: int | None = None
+    """Start of its process, in ticks since the machine's; None if that is not known."""
     alive: bool = True
     """True while it runs its program or is being started."""
     status: int = 0

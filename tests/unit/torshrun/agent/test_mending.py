@@ -13,11 +13,13 @@ from torshrun.agent import protocol as m
 from torshrun.config.job import LaunchConfig, RendezvousConfig
 from torshrun.rendezvous.base import (
     NodeAssignment,
+    Report,
     RoundClosing,
     RoundFormed,
     RoundMended,
     RoundOver,
 )
+from torshrun.rendezvous.restart import REFUSED, History, judge
 
 KILLED, FAIL = 9, 3 << 8
 CONFIG = LaunchConfig(target="t", nproc_per_node=3, max_restarts=2)
@@ -337,3 +339,35 @@ def test_whatever_happens_somebody_is_waited_for(events: list[m.Event]) -> None:
         ):
             assert state.alive == {0, 1, 2}
             assert state.joined
+
+
+def test_a_replacement_that_fails_twice_in_the_same_way_restarts_all() -> None:
+    config = replace(CONFIG, max_restarts=5)
+    losses = [m.WorkerEnded(0, 1, KILLED), mended(1), m.WorkerEnded(1, 1, FAIL)]
+    parked = [m.Parked(0, 0), m.Parked(0, 2), m.Parked(1, 0), m.Parked(1, 2)]
+    before = (*ALL_JOINED, losses[0], *parked[:2], *losses[1:], *parked[2:], mended(2))
+    state, done = play(*before, m.WorkerEnded(2, 1, FAIL), config=config)
+    assert isinstance(state, machine.Stopping)
+    assert m.TellUnfit(1, FAIL) in done
+    for other in (KILLED, 4 << 8):  # by somebody else, and in another way
+        state, done = play(*before, m.WorkerEnded(2, 1, other), config=config)
+        assert isinstance(state, machine.Mending)
+    joined = (*before, m.Joined(1), m.WorkerEnded(2, 1, FAIL))
+    assert isinstance(play(*joined, config=config)[0], machine.Mending)
+
+
+def test_what_join_refuses_ends_the_job_without_a_restart() -> None:
+    report = Report(round=0, outcome="failed", code=1, startup="ValueError")
+    ended = [m.WorkerEnded(0, rank, 1 << 8) for rank in range(3)]
+    _, done = play(m.Refused(0), *ended, m.Diagnosed(report))
+    told = [each.report for each in done if isinstance(each, m.TellRendezvous)]
+    assert [each.startup for each in told] == [REFUSED]
+    assert judge(5, History(), REFUSED) == "refused"
+
+
+def test_a_replacement_that_join_refuses_is_not_replaced() -> None:
+    begun = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Parked(0, 2), mended(1))
+    state, _ = play(*begun, m.Refused(1), m.WorkerEnded(1, 1, FAIL))
+    assert isinstance(state, machine.Running)
+    assert not isinstance(state, machine.Mending)
+    assert state.failing

@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 from support.processes import soon
 
+from torshrun import own_programs
 from torshrun.health import stacks
 from torshrun.health.stacks import Stacks, collect
+from torshrun.workers.processes import reap_orphans
 
 TRAIN = (
     "import _thread, time\n"
@@ -203,3 +205,40 @@ Thread 7 (idle): "MainThread"
         "  load (train.py:7)",
         "  <module> (train.py:9)",
     ]
+
+
+def test_programs_of_two_questions_are_not_reaped_as_orphans(
+    py_spy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program(py_spy, "sleep 0.3")
+
+    async def ask_twice() -> None:
+        first = asyncio.create_task(collect([os.getpid()], 5))
+        second = asyncio.create_task(collect([os.getpid()], 0.1))  # is over before the first
+        while not first.done() or not second.done():
+            await asyncio.sleep(0.005)
+            if not own_programs.run():  # as the agent does about once a second
+                reap_orphans()
+
+    asyncio.run(ask_twice())
+    assert not own_programs.run()
+    assert "child process" not in caplog.text
+
+
+def test_a_question_that_is_given_up_twice_leaves_its_program_to_asyncio(py_spy: Path) -> None:
+    program(py_spy, "trap '' TERM; sleep 0.3")
+
+    async def give_up() -> None:
+        asking = asyncio.create_task(collect([os.getpid()], 5))
+        await asyncio.sleep(0.1)
+        assert own_programs.run()
+        asking.cancel()
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        deadline = asyncio.get_running_loop().time() + 10
+        while own_programs.run():
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+
+    asyncio.run(give_up())

@@ -79,6 +79,7 @@ async def first_event(leader: bytes, kinds: tuple[type[Any], ...]) -> Rendezvous
     [
         ({"ttl": 20.0}, "ttl is 4 here and 20 on the other nodes"),
         ({"outage_timeout": 1.0}, "outage_timeout is 180 here and 1 on the other nodes"),
+        ({"max_restarts": 3}, "--max-restarts is 0 here and 3 on the other nodes"),
     ],
 )
 def test_a_node_that_does_not_fit_the_leader_ends(changes: dict[str, Any], why: str) -> None:

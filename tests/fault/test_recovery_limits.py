@@ -1,0 +1,86 @@
+"""Programs that communicate before join(), that join() refuses, or that make groups after it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.launcher import Launcher
+
+BEGIN = """
+    import numpy as np
+    import torsh_runtime as tr
+    from torsh_runtime import nn, optim
+    tr.init_process_group()
+    nn.manual_seed(0)
+    model = tr.DistributedDataParallel(nn.Linear(4, 1))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+"""
+TRAIN = """
+    for step in job.steps(6):
+        with step:
+            (model(nn.Tensor(np.ones((2, 4), np.float32))) ** 2).mean().backward()
+            if step.number == 2 and rank == 1 and not os.path.exists("killed"):
+                open("killed", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            step.commit()
+"""
+JOIN = "    job = tr.elastic.join(model=model, optimizer=optimizer)\n"
+
+
+def test_a_collective_before_join_restarts_all_once(torshrun: Launcher) -> None:
+    body = BEGIN + "    tr.all_reduce(np.ones(1))\n" + JOIN + TRAIN + "    print('end', rank)\n"
+    code, out, err = torshrun.run(
+        "--nproc-per-node=3", "--max-restarts=5", torshrun.script(body), within=120
+    )
+    assert code == 0, err
+    assert sorted(re.findall(r"end (\d)", out)) == ["0", "1", "2"]
+    assert "rank 1: two replacements in a row have ended with exit code 1 before" in err, err
+    assert err.count("replaced while the others continue") == 2, err
+    assert err.count("restarting") == 1, err
+    assert ", 2 of 5 restarts left" in err
+
+
+def test_what_join_refuses_uses_no_restarts(torshrun: Launcher) -> None:
+    body = BEGIN + "    tr.elastic.join(model=model, optimizer=optimizer, number=3)\n"
+    code, _, err = torshrun.run("--nproc-per-node=2", "--max-restarts=5", torshrun.script(body))
+    assert code == 1
+    assert "tr.elastic.join() cannot recover 'number'" in err
+    assert "as tr.elastic.join() refuses what the program does, which no restart changes" in err
+    assert "restarting" not in err
+
+
+def test_a_program_that_catches_it_is_restarted_after_other_failures(torshrun: Launcher) -> None:
+    body = (
+        BEGIN
+        + """
+    try:
+        tr.elastic.join(model=model, optimizer=optimizer, number=3)
+    except tr.ConfigError:
+        print("goes on", rank, flush=True)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("something else")
+    """
+    )
+    code, out, err = torshrun.run("--nproc-per-node=2", "--max-restarts=1", torshrun.script(body))
+    assert code == 0, err
+    assert out.count("goes on") == 4
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_groups_are_made_again_after_a_training(torshrun: Launcher, victim: int) -> None:
+    train = TRAIN.replace("rank == 1", f"rank == {victim}")
+    again = """
+    for turn in range(2):
+        tr.destroy_process_group()
+        tr.init_process_group()
+        total = np.ones(1)
+        tr.all_reduce(total)
+        print("again", turn, rank, total[0], flush=True)
+    """
+    script = torshrun.script(BEGIN + JOIN + train + again)
+    code, out, err = torshrun.run("--nproc-per-node=3", "--max-restarts=1", script, within=120)
+    assert code == 0, err
+    assert len(re.findall(r"again [01] [012] 3\.0", out)) == 6, out
+    assert Path(torshrun.folder / "killed").exists()
