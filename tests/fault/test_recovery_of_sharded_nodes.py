@@ -41,12 +41,14 @@ def outcome(outputs: Iterable[str]) -> Outcome:
     return Outcome(frozenset(STEP.findall(out)), frozenset(END.findall(out)), [*START.findall(out)])
 
 
-def run(torshrun: Launcher, options: Sequence[str], *argv: str) -> tuple[Outcome, list[str]]:
-    """Run the script on two nodes, which have to end well."""
-    with Job.over_tcp(torshrun, "2", MOST, *options) as job:
-        nodes = [job.start(SCRIPT, *argv) for _ in range(2)]
-        ends = [node.end(100) for node in nodes]
-    assert [code for code, _ in ends] == [0, 0], ends
+def run(
+    torshrun: Launcher, options: Sequence[str], *argv: str, nodes: int = 2
+) -> tuple[Outcome, list[str]]:
+    """Run the script on several nodes, which have to end well."""
+    with Job.over_tcp(torshrun, str(nodes), MOST, *options) as job:
+        started = [job.start(SCRIPT, *argv) for _ in range(nodes)]
+        ends = [node.end(100) for node in started]
+    assert [code for code, _ in ends] == [0] * nodes, ends
     outputs = [output for _, output in ends]
     return outcome(outputs), outputs
 
@@ -74,6 +76,16 @@ def test_workers_of_all_nodes_go_on_with_the_same_bits(torshrun: Launcher, way: 
     assert found.totals == expected.totals, outputs
     starts = [rank for rank, _, step in found.starts if step != "0"]
     assert sorted(starts) == sorted([*victims, victims[2]]), outputs
+
+
+def test_groups_of_a_number_of_ranks_are_made_anew(torshrun: Launcher) -> None:
+    options = (APART, "--nproc-per-node=1")
+    expected, _ = run(torshrun, options, "nn-pairs", "8", nodes=4)
+    losses = ("kill:forward:2:1", "kill:backward:4:0,3", "kill:backward:6:2")
+    found, outputs = run(torshrun, options, "nn-pairs", "8", *losses, nodes=4)
+    assert found.steps <= expected.steps, outputs
+    assert found.totals == expected.totals, outputs
+    assert sorted(step for *_, step in found.starts if step != "0") == [*"2446"], outputs
 
 
 def test_when_a_node_is_lost_a_new_one_has_its_shards_from_the_next_node(

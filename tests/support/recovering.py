@@ -1,7 +1,7 @@
 """A training that goes on when workers are lost: a script for torshrun.
 
-Arguments: "nn" or "torch", maybe followed by -fsdp, -hybrid, -mixed or -fully_shard, or by -own for
-torch's own group and DistributedDataParallel, the number of steps, and what happens in each round,
+Arguments: "nn" or "torch", maybe followed by -fsdp, -hybrid, -mixed, -fully_shard or -pairs, or by
+-own for torch's own group and DistributedDataParallel, the number of steps, and what happens in each round,
 as what:where:step:ranks. `what` is kill, stop, raise, exit, or flip (a bit of the newest version of
 this rank's shard in memory, and then kill); `ranks` are numbers with commas; `where` is one of
 before, forward, backward, vote (in commit(), before it), half (in commit(), amid the optimizer's
@@ -106,6 +106,10 @@ def wrapped_in(model: Any) -> Any:
     if way == "fully_shard":
         tr.fully_shard(model[0])
         return tr.fully_shard(model)
+    if way == "pairs":
+        for each in (model[0], model):
+            tr.fully_shard(each, reshard_after_forward=2)
+        return model
     return tr.DistributedDataParallel(model)
 
 

@@ -14,6 +14,7 @@ from torsh_runtime.framework import framework_of
 from torsh_runtime.parallel.fsdp.fsdp_state import FSDPState
 from torsh_runtime.parallel.fsdp.node_storage import groups_by_node, renewed_nodes_of
 from torsh_runtime.parallel.fsdp.sharding import shardings_of
+from torsh_runtime.parallel.fsdp.storage import forget_consecutive
 from torsh_runtime.parallel.state import Contents, Restoration
 from torsh_runtime.parallel.state.contents import read_whole
 from torsh_runtime.parallel.state.models import ModelState
@@ -70,6 +71,8 @@ class OwnShards:
         for each in self._by_node:
             self._group.session.renew(each, self._group.name)
         groups = dict.fromkeys(each.group for each in self._passes)
+        for each in groups:
+            forget_consecutive(each)
         nodes = {each: renewed_nodes_of(each) for each in groups}
         for passes in self._passes:
             passes.begin_anew(nodes[passes.group])

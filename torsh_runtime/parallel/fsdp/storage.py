@@ -159,6 +159,11 @@ def consecutive(group: ProcessGroup, ranks: int) -> ProcessGroup | None:
     return found[ranks]
 
 
+def forget_consecutive(group: ProcessGroup) -> None:
+    """Forget the groups of consecutive() of a group that was configured anew, on all ranks."""
+    _CONSECUTIVE.pop(group, None)
+
+
 class GatheredStorage(StagedStorage):
     """Gathers the flat parameter on each rank when it is needed, over any connection."""
 
