@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.launcher import Launcher
 
 BEGIN = """
@@ -105,3 +106,38 @@ def test_elastic_state_beside_the_shards_is_refused_by_name(torshrun: Launcher) 
     code, out, err = torshrun.run("--nproc-per-node=2", "--max-restarts=1", script)
     assert code == 0, err
     assert out.count("tr.elastic.State needs the agent's memory, which tr.elastic.join() uses") == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("model.module.bias.requires_grad = True", "model/module.bias is trained"),
+        (
+            "parts['optimizer'].add_param_group({'params': [model.module.bias]})",
+            "optimizer has 1 parameters in group 1",
+        ),
+    ],
+)
+def test_models_that_were_changed_in_a_step_are_refused_by_name(
+    torshrun: Launcher, change: str, words: str
+) -> None:
+    script = torshrun.script(
+        BEGIN
+        + f"""
+    model.module.bias.requires_grad = False
+    parts["optimizer"] = optim.SGD([model.module.weight], lr=0.5)
+    job = tr.elastic.join(**parts)
+    for step in job.steps(5):
+        with step:
+            if step.number == 1:
+                {change}
+            model(nn.Tensor(np.ones((1, 6), np.float32))).mean().backward()
+            if step.number == 3 and rank == 1 and "TORSH_REPLACEMENT" not in os.environ:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step.commit()
+    """
+    )
+    code, _, err = torshrun.run("--nproc-per-node=2", "--max-restarts=1", script)
+    assert code == 1, err
+    assert "elastic.join() after a loss differs between ranks" in err
+    assert words in err

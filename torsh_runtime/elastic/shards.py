@@ -43,6 +43,10 @@ from torsh_runtime.parallel.state.plain import decode, encode
 
 Bytes = NDArray[np.uint8]
 _OPTIONS = "options"
+_SAME = (
+    "A replacement has models and optimizers as the script makes them before join(): unfreeze "
+    "parameters and add groups of them there, not in steps, and set lr=0 for what is to rest"
+)
 
 
 class Protected(Protocol):
@@ -86,7 +90,7 @@ class Shards:
                 f"unset: leave it as torshrun sets it"
             )
         memory.claim("tr.elastic.join()")
-        self._group, self._optimizers = group, optimizers
+        self._group, self._models, self._optimizers = group, models, optimizers
         torchs = torchs_shards(models, optimizers)
         self._protected: Protected = torchs or OwnShards(models, optimizers, group)
         self._versions = Versions(memory, group.rank, group.world_size)
@@ -173,9 +177,24 @@ class Shards:
 
     def begin_anew(self) -> None:
         """Drop what is left of passes that were broken off. All ranks call it, in their new
-        round."""
+        round. Raises ConfigError on all ranks if replacements have made other models."""
+        self._check_same()
         self._connect()
         self._protected.begin_anew()
+
+    def _check_same(self) -> None:
+        trained = [
+            f"{name}/{key} is {'trained' if parameter.requires_grad else 'frozen'}"
+            for name, model in self._models.items()
+            for key, parameter in model.named_parameters()
+        ]
+        stepped = [
+            f"{name} has {len(group['params'])} parameters in group {number}"
+            for name, optimizer in self._optimizers.items()
+            for number, group in enumerate(optimizer.param_groups)
+        ]
+        told = {"models": trained, "optimizers": stepped}
+        agree(self._group, "elastic.join() after a loss", told, advice=_SAME)
 
     def restore(self, live: Sequence[int], step: Callable[[], None]) -> None:
         """Let ranks that lack the newest state take it from memory. All ranks call it.
