@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 from support.launcher import Launcher
+from support.nodes import Job
 
 pytest.importorskip("torch")
 
@@ -68,6 +69,25 @@ def test_kills_at_random_points(torshrun: Launcher, folder: Path) -> None:
     steps = sorted(random.sample(range(STEPS), 3))
     losses = [f"kill:{random.choice(POINTS)}:{step}:{random.randrange(3)}" for step in steps]
     check(torshrun, folder, losses)
+
+
+def nodes(launcher: Launcher, *losses: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Run it on two nodes, whose workers count as those of different hosts."""
+    launcher.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(launcher.folder / "compiled")}
+    options = ("--pid-namespace", "--nproc-per-node=2", "--max-restarts=9", "--preload=auto")
+    with Job.over_tcp(launcher, "2", *options) as job:
+        started = [job.start(SCRIPT, "6", *losses) for _ in range(2)]
+        ends = [node.end(WITHIN) for node in started]
+    assert [code for code, _ in ends] == [0, 0], ends
+    return told("\n".join(output for _, output in ends))
+
+
+def test_workers_of_several_nodes_are_replaced(torshrun: Launcher) -> None:
+    expected = nodes(torshrun)
+    found = nodes(torshrun, "kill:backward:2:1", "kill:half:3:2", "kill:committed:4:3")
+    assert found[0] <= expected[0]
+    assert len(found[1]) == 4
+    assert found[1] == expected[1]
 
 
 REFUSED = {
