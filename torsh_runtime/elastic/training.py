@@ -19,11 +19,21 @@ from torsh_runtime.elastic.healing import Holding, heal, hold
 from torsh_runtime.elastic.parts_of_job import Parts, described
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.step import LOST, Step
-from torsh_runtime.errors import CheckpointError, ConfigError, StateCorrupted, TorshError
+from torsh_runtime.errors import (
+    CheckpointError,
+    CommError,
+    ConfigError,
+    StateCorrupted,
+    StoreError,
+    TorshError,
+)
 from torsh_runtime.job_group import JobGroup
 
 _NOTHING = -1
 """In place of the step, for a rank that has no whole state; of the total, before steps()."""
+_LOST_IN_MEETING = (CommError, StoreError)
+"""The errors with which ranks fail to meet if one more is lost: some hear of it from a peer, which
+gives up joining for that, before they hear of it from their agent."""
 _TOTAL = (
     "The number of all steps is the same in a replacement if it does not depend on what is left of "
     "an epoch: take len(sampler), not len() of a loader"
@@ -141,7 +151,7 @@ class Training:
         self._rounds.follow()
         try:
             self._meet(self._rounds)
-        except LOST as lost:
+        except _LOST_IN_MEETING as lost:
             self.recover(lost)
         os.environ[REPLACEMENT] = JOINED  # its next default groups are made as the others'
         self._rounds.join(is_fixed=self._parts.is_sharded)
@@ -167,7 +177,7 @@ class Training:
             try:
                 self._meet(rounds)
                 return
-            except LOST as again:
+            except _LOST_IN_MEETING as again:
                 lost = again
 
     def _heal_corrupted(self, found: StateCorrupted) -> None:
