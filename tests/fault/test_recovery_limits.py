@@ -79,6 +79,22 @@ def test_what_join_refuses_uses_no_restarts(torshrun: Launcher) -> None:
     assert "restarting" not in err
 
 
+def test_what_does_not_fit_in_a_replacement_has_all_start_again(torshrun: Launcher) -> None:
+    """Its batches have another size, as if computed from another number of ranks."""
+    body = """
+    size = 4 if "TORSH_REPLACEMENT" in os.environ else 2
+    sampler = tr.elastic.ElasticSampler(100, batch_size=size)
+    job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler)
+"""
+    train = TRAIN.replace("with step:", "with step:\n            step.next(sampler)")
+    script = torshrun.script(BEGIN + body + train + "    print('end', rank)\n")
+    code, out, err = torshrun.run("--nproc-per-node=2", "--max-restarts=3", script)
+    assert code == 0, err
+    assert "with a batch_size that does not depend on the number of ranks" in err
+    assert err.count("restarting") == 1, err
+    assert sorted(re.findall(r"end (\d)", out)) == ["0", "1"]
+
+
 def test_a_program_that_catches_it_is_restarted_after_other_failures(torshrun: Launcher) -> None:
     body = (
         BEGIN
