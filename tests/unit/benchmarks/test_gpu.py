@@ -139,7 +139,7 @@ def test_ranks_that_measured_different_things_fail_the_case(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _leave(monkeypatch, [{"ours step": 1.0}, {"torch step": 1.0}])
-    with pytest.raises(RunError, match="different figures.*ours step.*torch step"):
+    with pytest.raises(RunError, match=r"different figures.*ours step.*torch step"):
         gpu.measured("ddp", 20)
 
 

@@ -90,11 +90,9 @@ class NcclLaunching(NcclOperations):
         if not turn.acquire(blocking=False):
             self._await_turn(op.kind, timeout)
         try:
-            if self._is_suspended:  # by another thread, since run() looked
-                self.resume(timeout)
             in_block = self._block is not None
             if len(self._own.free) < 2:
-                self._sweep()
+                self._make_room(timeout)
             is_message, now = op.kind in _MESSAGES, time.monotonic()
             flight = Flight(
                 op.kind,
@@ -149,6 +147,13 @@ class NcclLaunching(NcclOperations):
                 cause = self._end(FailureCause("CommTimeout", facts))
                 self.told()
                 raise cause.error()
+
+    def _make_room(self, timeout: float) -> None:
+        """Take back events of what is over. suspend(), which another thread may have called since
+        run() looked, leaves none."""
+        if self._is_suspended:
+            self.resume(timeout)
+        self._sweep()
 
     @contextmanager
     def _in_turn(self, kind: str, timeout: float) -> Iterator[None]:
