@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from benchmarks.bars import Check
 from benchmarks.processes import INTERRUPTED, Program, RunError, interrupt_on_term, run
 from benchmarks.session import positive, several
 from benchmarks.table import MISSING, ratio, render
+from benchmarks.timing import publish
 
 WORKER = Path(__file__).with_name("gpu_worker.py")
 SPAWN = Path(__file__).with_name("spawn.py")
@@ -187,7 +189,14 @@ def measured(name: str, limit: float, options: Sequence[str] = ()) -> dict[str, 
         told = [json.loads(path.read_text()) for path in sorted(folder.glob("rank-*.json"))]
     if len(told) < expected:
         raise RunError(f"{len(told)} of {expected} ranks left figures")
-    return {what: max(each[what] for each in told) for what in told[0]}
+    if len({frozenset(each) for each in told}) > 1:
+        raise RunError(f"ranks left different figures: {[sorted(each) for each in told]}")
+    return {what: _worst([each[what] for each in told]) for what in told[0]}
+
+
+def _worst(values: Sequence[float]) -> float:
+    """Return the largest of all ranks' values, or NaN if one of them is NaN."""
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
 def checks(figures: Mapping[str, Figures]) -> list[Check]:
@@ -221,10 +230,10 @@ def _number(value: float | None) -> str:
     return MISSING if value is None else f"{value:.4g}"
 
 
-def measure_all(given: argparse.Namespace) -> tuple[dict[str, Figures], dict[str, str]]:
-    """Run the cases within the budget, and return their figures and the failures."""
-    figures: dict[str, Figures] = {}
-    failures: dict[str, str] = {}
+def measure_all(
+    given: argparse.Namespace, figures: dict[str, Figures], failures: dict[str, str]
+) -> None:
+    """Run the cases within the budget, and note their figures and the failures."""
     end = time.monotonic() + given.budget
     for name in given.cases:
         left = end - time.monotonic()
@@ -239,24 +248,29 @@ def measure_all(given: argparse.Namespace) -> tuple[dict[str, Figures], dict[str
             print(f"{name}: failed: {str(error).splitlines()[-1]}", flush=True)
         else:
             print(f"{name}: {figures[name]}", flush=True)
-    return figures, failures
+        if given.json:  # whatever ends this program, what was measured is there
+            write(given.json, figures, failures)
+
+
+def write(path: Path, figures: Mapping[str, Figures], failures: Mapping[str, str]) -> None:
+    """Write what was measured; numbers that are not finite become words, which JSON has."""
+    record = {
+        "machine": machine.describe(),
+        "versions": _versions(),
+        "figures": figures,
+        "failures": failures,
+        "checks": [asdict(check) | {"passed": check.passed} for check in checks(figures)],
+    }
+    plain = json.loads(json.dumps(record), parse_constant=str)
+    publish(path, (json.dumps(plain, indent=1) + "\n").encode())
 
 
 def report(
     given: argparse.Namespace, figures: Mapping[str, Figures], failures: Mapping[str, str]
 ) -> int:
-    """Print and write what was measured, and return the exit status."""
+    """Print what was measured, and return the exit status."""
     found = checks(figures)
     print(f"\n{table(figures)}")
-    if given.json:
-        record = {
-            "machine": machine.describe(),
-            "versions": _versions(),
-            "figures": figures,
-            "failures": failures,
-            "checks": [asdict(check) | {"passed": check.passed} for check in found],
-        }
-        given.json.write_text(json.dumps(record, indent=1) + "\n")
     if given.bars:
         print(f"\n{bars.summary(found)}")
     return int(bool(failures) or (given.bars and not bars.all_pass(found)))
@@ -278,9 +292,12 @@ def main() -> int:
     if why := refusal():
         print(f"benchmarks/gpu.py: {why}", file=sys.stderr)
         return 2
+    figures: dict[str, Figures] = {}
+    failures: dict[str, str] = {}
     try:
-        figures, failures = measure_all(given)
+        measure_all(given, figures, failures)
     except KeyboardInterrupt:
+        report(given, figures, failures)
         return INTERRUPTED
     return report(given, figures, failures)
 

@@ -216,3 +216,96 @@ def test_a_group_that_was_aborted_says_so(jobs: Jobs) -> None:
     for found in jobs.run(["cpu:native,cuda:nccl"] * 2, body):
         assert isinstance(found, Raised)
         assert isinstance(found.error, CommError)
+
+
+@pytest.mark.usefixtures("suspends")
+@pytest.mark.parametrize("call", ["suspend", "resume"])
+@pytest.mark.parametrize("kind", ["nccl", "cpu:native,cuda:nccl"])
+def test_a_group_without_a_communicator_says_that_it_was_aborted(
+    jobs: Jobs, kind: str, call: str
+) -> None:
+    def body(group: JobGroup) -> None:
+        group.abort()
+        getattr(group, call)()
+
+    for found in jobs.run([kind] * 2, body):
+        assert isinstance(found, Raised)
+        assert isinstance(found.error, CommError)
+
+
+@pytest.mark.usefixtures("suspends")
+@pytest.mark.parametrize("call", ["suspend", "resume"])
+def test_the_block_of_another_thread_is_not_waited_for_without_a_deadline(
+    run: Run, call: str
+) -> None:
+    def body(backend: NcclBackend) -> None:
+        summed(backend)
+        is_open, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with backend.coalescing():
+                is_open.set()
+                over.wait(LONG)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        try:
+            assert is_open.wait(LONG)
+            with pytest.raises(CommTimeout, match=call):
+                getattr(backend, call)(0.5)
+        finally:
+            over.set()
+            holder.join()
+
+    run(body)
+
+
+@pytest.mark.usefixtures("suspends")
+def test_an_operation_that_another_thread_suspends_before_takes_it_again(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        summed(backend)
+        begin = backend._begin
+
+        def begin_late(*facts: Any) -> Any:
+            backend._begin = begin  # type: ignore[method-assign]
+            other = threading.Thread(target=backend.suspend, args=(LONG,))
+            other.start()
+            other.join(LONG)
+            return begin(*facts)
+
+        backend._begin = begin_late  # type: ignore[method-assign]
+        assert summed(backend) == 2
+        assert not is_suspended(backend)
+
+    run(body)
+
+
+def test_memory_given_up_does_not_wait_for_the_block_of_another_thread(run: Run) -> None:
+    def body(backend: NcclBackend) -> None:
+        summed(backend)
+        array = full(4, 1)
+        made = backend.register_memory(array.data.ptr, 16, array)
+        assert made is not None
+        made.close()
+        is_open, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with backend.coalescing():
+                is_open.set()
+                over.wait(LONG)
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert is_open.wait(LONG)
+        began = time.monotonic()
+        sweeper = threading.Thread(target=backend._sweep)
+        sweeper.start()
+        sweeper.join(5)
+        is_over = not sweeper.is_alive()
+        over.set()
+        holder.join()
+        assert is_over, time.monotonic() - began
+        backend._sweep()
+        assert not made.is_valid
+
+    run(body)

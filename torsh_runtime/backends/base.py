@@ -301,8 +301,9 @@ class Backend(Operations):
         """Give back memory that the group holds beyond its connections, until its next operation.
 
         All ranks call it at the same time. It waits until what was begun is over, for at most
-        `timeout` seconds. Backends that hold little do nothing.
+        `timeout` seconds. Backends that hold little give back nothing.
         """
+        self.barrier(timeout)
 
     def resume(self, timeout: float) -> None:
         """Take the memory again, as the next operation would. All ranks call it."""

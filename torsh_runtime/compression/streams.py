@@ -40,9 +40,9 @@ class SideStreams:
             self._streams[device] = cuda.Stream(device)
         stream = self._streams[device]
         stream.wait_stream(cuda.current_stream(device))
+        tensor.record_stream(stream)  # it may be freed before anybody waits, or after an error
         with cuda.stream(stream):
             call()
-        tensor.record_stream(stream)  # it may be freed before anybody waits
         return StreamedWork(cuda, stream.record_event(), device)
 
 

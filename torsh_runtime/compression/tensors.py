@@ -20,6 +20,9 @@ from torsh_runtime.numpy_or_cupy import bfloat16
 
 Tensor = Any
 """A torch.Tensor."""
+Axis = int | None
+_UNSIGNED = ("uint16", "uint32", "uint64")
+"""Names of dtypes that torch adds to no others."""
 
 
 class _Bfloat16:
@@ -30,7 +33,10 @@ class _Bfloat16:
 
 
 class TensorArray:
-    """A torch tensor with the operations of numpy's arrays that compressors use."""
+    """A torch tensor with numpy's operators, and the methods that compressors use."""
+
+    __array_ufunc__ = None  # numpy's numbers leave operators to this class; its functions refuse
+    __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -72,9 +78,10 @@ class TensorArray:
         return TensorArray(self.tensor[plain(key)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if isinstance(key, TensorArray) and key.dtype == np.bool_:
+        is_mask = isinstance(key, TensorArray) and key.dtype == np.bool_
+        if is_mask and key.shape == self.shape and not isinstance(value, TensorArray):
             self.tensor.masked_fill_(key.tensor, value)
-        elif isinstance(key, TensorArray) and not isinstance(value, TensorArray):
+        elif isinstance(key, TensorArray) and not (is_mask or isinstance(value, TensorArray)):
             self.tensor.index_fill_(0, key.tensor, value)
         elif isinstance(value, TensorArray) and not isinstance(key, EllipsisType):
             self.tensor[plain(key)] = value.tensor.to(self.tensor.dtype)
@@ -87,10 +94,43 @@ class TensorArray:
     def __int__(self) -> int:
         return int(self.tensor)
 
+    def __float__(self) -> float:
+        return float(self.tensor)
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor)
+
+    def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
+        raise TypeError("numpy's functions take no torch tensors: use get(), which waits for a GPU")
+
     def __add__(self, other: Any) -> TensorArray:
-        if isinstance(other, TensorArray):  # torch adds no unsigned numbers to others
+        if isinstance(other, TensorArray) and other.dtype.name in _UNSIGNED:
             other = other.astype(self.dtype, copy=False)
         return self._by(operator.add, other)
+
+    def __radd__(self, other: Any) -> TensorArray:
+        return self._by(operator.add, other)
+
+    def __sub__(self, other: Any) -> TensorArray:
+        return self._by(operator.sub, other)
+
+    def __neg__(self) -> TensorArray:
+        return self._by(operator.neg)
+
+    def __abs__(self) -> TensorArray:
+        return self._by(operator.abs)
+
+    def __pow__(self, other: Any) -> TensorArray:
+        return self._by(operator.pow, other)
+
+    def __eq__(self, other: object) -> TensorArray:  # type: ignore[override]
+        return self._by(operator.eq, other)
+
+    def __ne__(self, other: object) -> TensorArray:  # type: ignore[override]
+        return self._by(operator.ne, other)
+
+    def __or__(self, other: Any) -> TensorArray:
+        return self._by(operator.or_, other)
 
     def __mul__(self, other: Any) -> TensorArray:
         return self._by(operator.mul, other)
@@ -159,19 +199,28 @@ class TensorArray:
     def reshape(self, *shape: Any) -> TensorArray:
         return TensorArray(self.tensor.reshape(*shape))
 
-    def clip(self, low: int, high: int) -> TensorArray:
+    def copy(self) -> TensorArray:
+        return TensorArray(self.tensor.clone())
+
+    def clip(self, low: float, high: float) -> TensorArray:
         return TensorArray(self.tensor.clamp(low, high))
 
-    def sum(self, axis: int, keepdims: bool = False) -> TensorArray:
+    def sum(self, axis: Axis = None, keepdims: bool = False) -> TensorArray:
         return TensorArray(self.tensor.sum(axis, keepdim=keepdims))
 
-    def max(self, axis: int, keepdims: bool = False) -> TensorArray:
-        return TensorArray(self.tensor.amax(axis, keepdim=keepdims))
+    def mean(self, axis: Axis = None, keepdims: bool = False) -> TensorArray:
+        return TensorArray(self.tensor.mean(axis, keepdim=keepdims))
 
-    def all(self, axis: int) -> TensorArray:
+    def max(self, axis: Axis = None, keepdims: bool = False) -> TensorArray:
+        return TensorArray(self.tensor.amax(() if axis is None else axis, keepdim=keepdims))
+
+    def min(self, axis: Axis = None, keepdims: bool = False) -> TensorArray:
+        return TensorArray(self.tensor.amin(() if axis is None else axis, keepdim=keepdims))
+
+    def all(self, axis: Axis = None) -> TensorArray:
         return TensorArray(self.tensor.all(axis))
 
-    def any(self, axis: int) -> TensorArray:
+    def any(self, axis: Axis = None) -> TensorArray:
         return TensorArray(self.tensor.any(axis))
 
     def get(self) -> NDArray[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from benchmarks import gpu
 from benchmarks.bars import summary
 from benchmarks.gpu import CASES, Bar, checks, command, measure_all, parse, report, table
-from benchmarks.processes import RunError
+from benchmarks.processes import INTERRUPTED, RunError
 
 PROGRAM = Path(gpu.__file__)
 DDP = {"ddp": {"ours step": 0.08, "torch step": 0.1}}
@@ -73,7 +74,9 @@ def test_a_case_that_fails_does_not_end_the_others(
 
     monkeypatch.setattr(gpu, "measured", fail_first)
     given = parse(["--cases", "fsdp,ddp", "--bars", "--json", str(tmp_path / "out.json")])
-    figures, failures = measure_all(given)
+    figures: dict[str, gpu.Figures] = {}
+    failures: dict[str, str] = {}
+    measure_all(given, figures, failures)
     assert report(given, figures, failures) == 1
     printed = capsys.readouterr().out
     assert "fsdp: failed: exit status 1: out of memory" in printed
@@ -97,8 +100,58 @@ def test_a_rank_without_figures_fails_its_case(monkeypatch: pytest.MonkeyPatch, 
 
 def test_the_budget_ends_what_would_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "measured", lambda *_: pytest.fail("it was started"))
-    given = argparse.Namespace(cases=("ddp",), budget=0, quick=True)
-    assert measure_all(given) == ({"ddp": {}}, {"ddp": "the budget is spent"})
+    figures: dict[str, gpu.Figures] = {}
+    failures: dict[str, str] = {}
+    given = argparse.Namespace(cases=("ddp",), budget=0, quick=True, json=None)
+    measure_all(given, figures, failures)
+    assert (figures, failures) == ({"ddp": {}}, {"ddp": "the budget is spent"})
+
+
+def test_what_was_measured_before_an_interrupt_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str, *_: object) -> dict[str, float]:
+        if name == "held":
+            raise KeyboardInterrupt
+        return {"ours step": math.nan, "torch step": 0.1}
+
+    monkeypatch.setattr(gpu, "measured", interrupted)
+    monkeypatch.setattr(gpu, "refusal", str)
+    monkeypatch.setattr(gpu, "interrupt_on_term", lambda: None)
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--cases", "ddp,held", "--json", str(out)])
+    assert gpu.main() == INTERRUPTED
+    record = json.loads(out.read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert record["figures"] == {"ddp": {"ours step": "NaN", "torch step": 0.1}}
+    assert [each["passed"] for each in record["checks"]] == [False]
+    assert "ddp" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("told", [[1.0, math.nan], [math.nan, 1.0]])
+def test_no_rank_hides_the_nan_of_another(
+    monkeypatch: pytest.MonkeyPatch, told: list[float]
+) -> None:
+    _leave(monkeypatch, [{"ours error": each} for each in told])
+    assert math.isnan(gpu.measured("ddp", 20)["ours error"])
+
+
+def test_ranks_that_measured_different_things_fail_the_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _leave(monkeypatch, [{"ours step": 1.0}, {"torch step": 1.0}])
+    with pytest.raises(RunError, match=r"different figures.*ours step.*torch step"):
+        gpu.measured("ddp", 20)
+
+
+def _leave(monkeypatch: pytest.MonkeyPatch, figures: list[dict[str, float]]) -> None:
+    """Have a program in place of the ranks leave these figures."""
+    script = "import json, sys\nfor i, each in enumerate(json.loads(sys.argv[2])):\n"
+    script += "    open(f'{sys.argv[1]}/rank-{i}.json', 'w').write(json.dumps(each))"
+    monkeypatch.setattr(
+        gpu,
+        "command",
+        lambda _, folder, __: [sys.executable, "-c", script, folder, json.dumps(figures)],
+    )
 
 
 def test_a_run_without_failures_and_bars_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:

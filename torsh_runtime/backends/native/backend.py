@@ -280,8 +280,8 @@ class NativeBackend(Backend):
             raise
 
     def suspend(self, timeout: float) -> None:
+        super().suspend(timeout)
         if self._spares is not None:
-            self.barrier(timeout)
             self._spares.forget()
 
     def abort(self) -> None:

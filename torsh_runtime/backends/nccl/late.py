@@ -166,10 +166,12 @@ class LateNcclBackend(Backend):
         return None if made is None else made.register_memory(address, num_bytes, owner)
 
     def suspend(self, timeout: float) -> None:
+        self._check_usable()
         for made in self._in_order():
             made.suspend(timeout)
 
     def resume(self, timeout: float) -> None:
+        self._check_usable()
         for made in self._in_order():
             made.resume(timeout)
 

@@ -41,7 +41,7 @@ _IN_OTHERS_BLOCK = (
 )
 _SLICE = 0.25
 """Seconds between two looks whether the group still can be used."""
-_LONGEST = 1800.0
+LONGEST = 1800.0
 """Seconds that a block of operations waits for that of another thread."""
 Block = list[tuple[Flight, Ready]]
 """Operations that are launched together."""
@@ -92,7 +92,7 @@ class NcclLaunching(NcclOperations):
         try:
             in_block = self._block is not None
             if len(self._own.free) < 2:
-                self._sweep()
+                self._make_room(timeout)
             is_message, now = op.kind in _MESSAGES, time.monotonic()
             flight = Flight(
                 op.kind,
@@ -147,6 +147,22 @@ class NcclLaunching(NcclOperations):
                 cause = self._end(FailureCause("CommTimeout", facts))
                 self.told()
                 raise cause.error()
+
+    def _make_room(self, timeout: float) -> None:
+        """Take back events of what is over. suspend(), which another thread may have called since
+        run() looked, leaves none."""
+        if self._is_suspended:
+            self.resume(timeout)
+        self._sweep()
+
+    @contextmanager
+    def _in_turn(self, kind: str, timeout: float) -> Iterator[None]:
+        """Keep other threads' operations away within the block; see _await_turn()."""
+        self._await_turn(kind, timeout)
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _put_anywhere(self, flight: Flight, ready: Ready) -> None:
         """Put an operation on the group's stream, whichever device is current."""
@@ -236,7 +252,7 @@ class NcclLaunching(NcclOperations):
         NCCL hears of them only then. Its own group would defer other communicators' operations in
         this thread, too, and an abort by another thread would free memory that its end needs.
         """
-        self._await_turn("coalesce", _LONGEST)
+        self._await_turn("coalesce", LONGEST)
         try:  # operations of other threads come after the block
             if self._block is not None:  # a block within another is a part of it
                 yield

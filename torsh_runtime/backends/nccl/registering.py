@@ -13,7 +13,7 @@ from torsh_runtime.backends.library.failure_notifications import (
     FailureNotifications,
 )
 from torsh_runtime.backends.nccl.device import loaded_framework
-from torsh_runtime.backends.nccl.launching import NcclLaunching
+from torsh_runtime.backends.nccl.launching import LONGEST, NcclLaunching
 from torsh_runtime.backends.nccl.library import Communicator, Cuda, Nccl
 
 
@@ -64,7 +64,7 @@ class NcclRegistering(NcclLaunching):
         """Registrations to end, with the owners of their memory."""
 
     def register_memory(self, address: int, num_bytes: int, owner: object) -> Registration | None:
-        with self._turn:
+        with self._in_turn("register_memory", LONGEST):
             self._check_usable()
             if self._is_suspended:
                 return None
@@ -87,11 +87,14 @@ class NcclRegistering(NcclLaunching):
 
     def _sweep(self) -> None:
         super()._sweep()
-        if self._given_up and not self._flights:
-            with self._turn, self._on_device():
-                while self._given_up and not self._flights:
-                    registration, _ = self._given_up.popleft()
-                    self._deregister(registration)
+        if self._given_up and not self._flights and self._turn.acquire(blocking=False):
+            try:  # another thread, which may have a block open, is not waited for
+                with self._on_device():
+                    while self._given_up and not self._flights:
+                        registration, _ = self._given_up.popleft()
+                        self._deregister(registration)
+            finally:
+                self._turn.release()
 
     def _deregister_all(self) -> None:
         """End all registrations. Nothing is under way."""

@@ -19,8 +19,10 @@ class NcclSuspending(NcclRegistering):
     """A group over an NCCL communicator, whose memory can be given back for a while."""
 
     def suspend(self, timeout: float) -> None:
-        with self._turn:
+        with self._in_turn("suspend", timeout):
             self._check_usable()
+            if self._is_captured:
+                self._check_not_captured()
             if self._is_suspended:
                 return
             while self._flights and not self.failed:  # the watcher knows their deadlines
@@ -34,9 +36,9 @@ class NcclSuspending(NcclRegistering):
                 self._with_all_ranks("suspend", self._communicator.suspend, timeout)
 
     def resume(self, timeout: float) -> None:
-        with self._turn:
+        with self._in_turn("resume", timeout):
+            self._check_usable()
             if self._is_suspended:
-                self._check_usable()
                 self._with_all_ranks("resume", self._communicator.resume, timeout)
                 self._is_suspended = False
 

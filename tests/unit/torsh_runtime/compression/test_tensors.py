@@ -17,7 +17,7 @@ from torsh_runtime.comm.group import ProcessGroup
 from torsh_runtime.compression import Compressor, FlatBucket
 from torsh_runtime.compression.arrays import half_dtype
 from torsh_runtime.compression.streams import StreamedWork
-from torsh_runtime.compression.tensors import _DeviceDraws
+from torsh_runtime.compression.tensors import TensorArray, _DeviceDraws
 from torsh_runtime.compression.wire import Wire
 from torsh_runtime.errors import CommTimeout
 
@@ -239,8 +239,8 @@ def test_it_runs_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
         works.append(compressor(group, FlatBucket(tensor, SHAPES, names, step, step == 1)))
     steps = [
         ("side", "waits for main"),
-        ("side", "gathers"),
         ("side", "keeps"),
+        ("side", "gathers"),
         ("side", "records"),
     ]
     assert cuda.told == steps * 2, "the main stream waits for neither"
@@ -299,3 +299,38 @@ def test_a_work_on_a_stream_can_be_waited_for_by_the_processor() -> None:
     assert work.wait(60.0)
     assert called.wait(60.0)
     assert work.exception() is None
+
+
+OWN = {
+    "minus": lambda x: x - 1.0 - x * 2,
+    "negative": lambda x: -x,
+    "power": lambda x: x**2,
+    "magnitude": lambda x: abs(x),
+    "from the left": lambda x: 1 + np.float32(2) * x,
+    "numpy's number": lambda x: np.sqrt(np.float64(4)) * x,
+    "mask and numbers": lambda x: (x > 0) + x,
+    "mean": lambda x: x - x.mean(),
+    "number": lambda x: x * float(x.sum()) if (x > 1).any() else x,
+    "extremes": lambda x: (x - x.min()) / (x.max() - x.min()),
+    "copy": lambda x: _set(x.copy(), (x > 2) | (x == 0), 7),
+    "not equal": lambda x: _set(x.copy(), x != 0, 7),
+    "rows": lambda x: _set(x.reshape(3, 3) * 1, x[:3] > 0, 7),
+}
+
+
+def _set(array: Any, key: Any, value: float) -> Any:
+    array[key] = value
+    return array
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_operators_give_what_numpys_give(name: str) -> None:
+    array = np.array([0.0, 1, -2, 3.5, 0, -7, 0.25, 2, -1], np.float32)
+    found = OWN[name](TensorArray(torch.from_numpy(array.copy())))
+    np.testing.assert_allclose(found.get(), OWN[name](array), rtol=1e-6)
+
+
+@pytest.mark.parametrize("call", [np.sign, np.abs, np.asarray, np.linalg.norm])
+def test_functions_of_numpy_are_refused(call: Any) -> None:
+    with pytest.raises(TypeError):
+        call(TensorArray(torch.ones(4)))
