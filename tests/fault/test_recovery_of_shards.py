@@ -138,6 +138,6 @@ def test_models_that_were_changed_in_a_step_are_refused_by_name(
     """
     )
     code, _, err = torshrun.run("--nproc-per-node=2", "--max-restarts=1", script)
-    assert code == 1, err
+    assert code != 0, err
     assert "elastic.join() after a loss differs between ranks" in err
     assert words in err
