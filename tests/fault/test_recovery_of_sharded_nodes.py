@@ -42,11 +42,13 @@ def outcome(outputs: Iterable[str]) -> Outcome:
 
 
 def run(torshrun: Launcher, options: Sequence[str], *argv: str) -> tuple[Outcome, list[str]]:
-    """Run the script on two nodes, which have to end well."""
-    with Job.over_tcp(torshrun, "2", MOST, *options) as job:
-        nodes = [job.start(SCRIPT, *argv) for _ in range(2)]
+    """Run the script on two nodes, or on four if pairs of them keep parameters: all have to end
+    well."""
+    count = 4 if argv[0] == "nn-pairs" else 2
+    with Job.over_tcp(torshrun, str(count), MOST, *options) as job:
+        nodes = [job.start(SCRIPT, *argv) for _ in range(count)]
         ends = [node.end(100) for node in nodes]
-    assert [code for code, _ in ends] == [0, 0], ends
+    assert [code for code, _ in ends] == [0] * count, ends
     outputs = [output for _, output in ends]
     return outcome(outputs), outputs
 
@@ -57,6 +59,7 @@ WAYS = {
     "memory in common on each node": ("nn-fsdp", (APART, "--nproc-per-node=2"), "2301"),
     "in hybrid": ("nn-hybrid", (APART, "--nproc-per-node=2"), "0312"),
     "gathered over nodes": ("nn-mixed", (APART, "--nproc-per-node=1"), "1010"),
+    "pairs of ranks keep parameters": ("nn-pairs", (APART, "--nproc-per-node=1"), "1010"),
     "memory in common on one host": ("torch-fully_shard", ("--nproc-per-node=2",), "3120"),
 }
 

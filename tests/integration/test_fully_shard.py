@@ -49,6 +49,7 @@ def found() -> dict[Any, list[Any]]:
 
     bodies: dict[Any, Any] = {name: getattr(fully_sharding, name) for name in OTHERS}
     for gathers in (False, True):
+        bodies["hidden", gathers] = partial(fully_sharding.hidden, gathers=gathers)
         bodies["shown", gathers] = partial(fully_sharding.shown, gathers=gathers)
         for spelling in ("function", "wrapper"):
             bodies["unused", gathers, spelling] = partial(
@@ -88,6 +89,13 @@ def test_meshes_of_two_dimensions_shard_and_replicate() -> None:
     for state in whole(done["states"]):
         assert max(fully_sharding.differences(state, expected)) < NEAR
     assert all(map(all, whole(done["turns"])))
+
+
+def test_unshard_hides_no_gradients_from_an_optimizer() -> None:
+    for *texts, once, again in [*results(("hidden", False)), *results(("hidden", True))]:
+        assert len({*texts}) == 1
+        assert texts[0].startswith("ConfigError: unshard() would hide gradients")
+        assert once == again == 2
 
 
 @cache

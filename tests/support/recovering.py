@@ -1,12 +1,13 @@
 """A training that goes on when workers are lost: a script for torshrun.
 
-Arguments: "nn" or "torch", maybe followed by -fsdp, -hybrid, -mixed or -fully_shard, or by -own for
-torch's own group and DistributedDataParallel, the number of steps, and what happens in each round,
-as what:where:step:ranks. `what` is kill, stop, raise, exit, or flip (a bit of the newest version of
-this rank's shard in memory, and then kill); `ranks` are numbers with commas; `where` is one of
-before, forward, backward, vote (in commit(), before it), half (in commit(), amid the optimizer's
-step), committed, or for a rank that heals or gives its state: heal (then `step` is any number). For
-shards it is also version or gradients: while these are copied to the node's memory.
+Arguments: "nn" or "torch", maybe followed by -fsdp, -hybrid, -mixed, -pairs or -fully_shard, or by
+-own for torch's own group and DistributedDataParallel, the number of steps, and what happens in
+each round, as what:where:step:ranks. `what` is kill, stop, raise, exit, or flip (a bit of the
+newest version of this rank's shard in memory, and then kill); `ranks` are numbers with commas;
+`where` is one of before, forward, backward, vote (in commit(), before it), half (in commit(), amid
+the optimizer's step), committed, or for a rank that heals or gives its state: heal (then `step` is
+any number). For shards it is also version or gradients: while these are copied to the node's
+memory.
 PAUSE is in the environment: seconds in each step, as long as there is no file FAST. BEGIN there is
 a file with the state to begin with, and END one for the state at the end.
 """
@@ -103,6 +104,8 @@ def wrapped_in(model: Any) -> Any:
         return tr.FullyShardedDataParallel(model, mixed_precision=mixed, min_num_params=50)
     if way == "own":
         return sys.modules["torch"].nn.parallel.DistributedDataParallel(model)
+    if way == "pairs":
+        return tr.fully_shard(model, reshard_after_forward=2)
     if way == "fully_shard":
         tr.fully_shard(model[0])
         return tr.fully_shard(model)

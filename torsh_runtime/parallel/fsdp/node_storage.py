@@ -21,7 +21,11 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.models import common_memory
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
 from torsh_runtime.parallel.fsdp.fsdp_param import StorageStrategy, Stored
-from torsh_runtime.parallel.fsdp.storage import CommonStorage, GatheredStorage
+from torsh_runtime.parallel.fsdp.storage import (
+    CommonStorage,
+    GatheredStorage,
+    forget_consecutive,
+)
 from torsh_runtime.parallel.groups import group_of
 from torsh_runtime.parallel.regions.arrays import copied
 
@@ -191,6 +195,7 @@ def nodes_of(group: ProcessGroup) -> Nodes | None:
 def renewed_nodes_of(group: ProcessGroup) -> Nodes | None:
     """Return the nodes of a group that was configured anew, with groups of their own made anew."""
     _NODES.pop(group, None)
+    forget_consecutive(group)
     return nodes_of(group)
 
 

@@ -159,6 +159,12 @@ def consecutive(group: ProcessGroup, ranks: int) -> ProcessGroup | None:
     return found[ranks]
 
 
+def forget_consecutive(group: ProcessGroup) -> None:
+    """Forget the groups that consecutive() has made of a group that was configured anew: they have
+    ended with its former connections, and may have had other members."""
+    _CONSECUTIVE.pop(group, None)
+
+
 class GatheredStorage(StagedStorage):
     """Gathers the flat parameter on each rank when it is needed, over any connection."""
 
