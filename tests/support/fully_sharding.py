@@ -540,6 +540,18 @@ def resharded(rank: int, is_on_gpu: bool) -> dict[str, tuple[float, list[int]]]:
     return found
 
 
+def unfinished(rank: int) -> float:
+    """What a model of zeros returns whose last forward pass had other values, which pairs of ranks
+    have kept for a backward pass that did not come."""
+    with without_common_memory():
+        model = fully_shard(nn.Linear(64, 64, bias=False), reshard_after_forward=2)
+        model(torch.ones(2, 64))
+        with torch.no_grad():
+            for each in model.parameters():
+                each.zero_()
+        return float(model(torch.ones(2, 64)).abs().max())
+
+
 def as_if_on_gpus(body: Callable[..., Any], rank: int) -> Any:
     with as_on_gpus():
         return body(rank)
