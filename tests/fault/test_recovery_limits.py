@@ -42,6 +42,34 @@ def test_a_collective_before_join_restarts_all_once(torshrun: Launcher) -> None:
     assert ", 2 of 5 restarts left" in err
 
 
+def test_who_hears_from_a_peer_that_the_next_round_is_over_goes_on_too(torshrun: Launcher) -> None:
+    """A peer gives up meeting the others when its agent tells it, which rank 2 hears of later."""
+    late = """
+    import time
+    from torsh_runtime.elastic.rounds import Rounds
+    class Late(Rounds):
+        def _abort(self, left):
+            time.sleep(3 if self.number == 1 else 0)
+            return Rounds.abort_at_once(self, left)
+    Rounds.abort_at_once = Rounds._abort
+    if rank == 2:
+        Rounds._abort = Late._abort
+    if "TORSH_REPLACEMENT" in os.environ and not os.path.exists("killed_again"):
+        time.sleep(1.5)
+        open("killed_again", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+    end = "    print('end', rank, os.getpid())\n"
+    begin = "    print('joins', rank, os.getpid())\n"
+    script = torshrun.script(BEGIN + late + JOIN + begin + TRAIN + end)
+    code, out, err = torshrun.run("--nproc-per-node=3", "--max-restarts=3", script)
+    assert code == 0, err
+    assert err.count("replaced while the others continue") == 2, err
+    assert len(re.findall(r"joins \d", out)) == 4, err
+    for rank in (0, 2):
+        assert re.findall(rf"joins ({rank} \d+)", out) == re.findall(rf"end ({rank} \d+)", out)
+
+
 def test_what_join_refuses_uses_no_restarts(torshrun: Launcher) -> None:
     body = BEGIN + "    tr.elastic.join(model=model, optimizer=optimizer, number=3)\n"
     code, _, err = torshrun.run("--nproc-per-node=2", "--max-restarts=5", torshrun.script(body))
@@ -49,6 +77,22 @@ def test_what_join_refuses_uses_no_restarts(torshrun: Launcher) -> None:
     assert "tr.elastic.join() cannot recover 'number'" in err
     assert "as tr.elastic.join() refuses what the program does, which no restart changes" in err
     assert "restarting" not in err
+
+
+def test_what_does_not_fit_in_a_replacement_has_all_start_again(torshrun: Launcher) -> None:
+    """Its batches have another size, as if computed from another number of ranks."""
+    body = """
+    size = 4 if "TORSH_REPLACEMENT" in os.environ else 2
+    sampler = tr.elastic.ElasticSampler(100, batch_size=size)
+    job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler)
+"""
+    train = TRAIN.replace("with step:", "with step:\n            step.next(sampler)")
+    script = torshrun.script(BEGIN + body + train + "    print('end', rank)\n")
+    code, out, err = torshrun.run("--nproc-per-node=2", "--max-restarts=3", script)
+    assert code == 0, err
+    assert "with a batch_size that does not depend on the number of ranks" in err
+    assert err.count("restarting") == 1, err
+    assert sorted(re.findall(r"end (\d)", out)) == ["0", "1"]
 
 
 def test_a_program_that_catches_it_is_restarted_after_other_failures(torshrun: Launcher) -> None:

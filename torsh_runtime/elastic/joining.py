@@ -72,10 +72,12 @@ def join(
         ```
     """
     group = default_group() if has_default_group() else torchs_default()
+    is_replacement = group is not None and group.is_unmet
     try:
         return _join(group, seed, check_every, on_corruption, parts)
     except ConfigError as error:
-        _end_job_by(error, group)
+        if not is_replacement:  # it may fit the others once all have started again
+            _end_job_by(error, group)
         raise
 
 

@@ -205,10 +205,14 @@ class Parts:
             return self._kept.states
         return {name: each.state_dict() for name, each in self._others.items()}
 
-    def digest(self) -> int:
-        """Return a checksum of the present step's states of what a commit does not change."""
+    def digest(self, *, with_states: bool) -> int:
+        """Return a checksum of the options that the optimizers are about to use.
+
+        with_states: whether the states with which the present step's other parts have begun count.
+        """
         assert self._kept is not None
-        told = described((self._kept.states, self._kept.options))
+        states = self._kept.states if with_states else {}
+        told = described((states, [options_of(each) for each in self._optimizers]))
         return xxh3_64_intdigest(told.encode()) >> 1
 
     def forget(self) -> None:

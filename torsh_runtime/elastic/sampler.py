@@ -134,7 +134,8 @@ class ElasticSampler:
         if state["num_taken"] and saved != own:
             raise ConfigError(
                 f"the saved position is within an epoch with other batches, {saved}; these are "
-                f"{own}: make the sampler as it was, or begin the epoch anew (num_taken=0)"
+                f"{own}: make the sampler as it was, with a batch_size that does not depend on the "
+                f"number of ranks, or begin the epoch anew (num_taken=0)"
             )
         self.epoch, self.num_taken = int(state["epoch"]), int(state["num_taken"])
         self.seed = int(state["seed"])

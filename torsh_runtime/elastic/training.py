@@ -19,11 +19,21 @@ from torsh_runtime.elastic.healing import Holding, heal, hold
 from torsh_runtime.elastic.parts_of_job import Parts, described
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.step import LOST, Step
-from torsh_runtime.errors import CheckpointError, ConfigError, StateCorrupted, TorshError
+from torsh_runtime.errors import (
+    CheckpointError,
+    CommError,
+    ConfigError,
+    StateCorrupted,
+    StoreError,
+    TorshError,
+)
 from torsh_runtime.job_group import JobGroup
 
 _NOTHING = -1
 """In place of the step, for a rank that has no whole state; of the total, before steps()."""
+_LOST_IN_MEETING = (CommError, StoreError)
+"""The errors with which ranks fail to meet if one more is lost: some hear of it from a peer, which
+gives up joining for that, before they hear of it from their agent."""
 _TOTAL = (
     "The number of all steps is the same in a replacement if it does not depend on what is left of "
     "an epoch: take len(sampler), not len() of a loader"
@@ -63,6 +73,8 @@ class Training:
         """Whether this rank has the whole state of the steps before `number`."""
         self._is_met_anew = False
         """Whether no step was committed since the ranks have met after a loss."""
+        self._has_met_anew = False
+        """Whether the ranks have ever met after a loss."""
         self._begun: list[tuple[int, Mapping[str, Any]]] = []
         """The last two steps, with the states of parts with which they have begun."""
         self._total = _NOTHING
@@ -141,7 +153,7 @@ class Training:
         self._rounds.follow()
         try:
             self._meet(self._rounds)
-        except LOST as lost:
+        except _LOST_IN_MEETING as lost:
             self.recover(lost)
         os.environ[REPLACEMENT] = JOINED  # its next default groups are made as the others'
         self._rounds.join(is_fixed=self._parts.is_sharded)
@@ -167,7 +179,7 @@ class Training:
             try:
                 self._meet(rounds)
                 return
-            except LOST as again:
+            except _LOST_IN_MEETING as again:
                 lost = again
 
     def _heal_corrupted(self, found: StateCorrupted) -> None:
@@ -229,7 +241,7 @@ class Training:
         if not self._is_whole:
             self._parts.forget()
         self._parts.keep()
-        self._is_whole = self._is_met_anew = True
+        self._is_whole = self._is_met_anew = self._has_met_anew = True
 
     def _hold(self, group: ProcessGroup) -> Holding | None:
         """Go back to the last commit and return that state; None if this rank has no whole one.
@@ -272,7 +284,7 @@ class Training:
         group = self._group
         if group is not None:
             own = [self.number, self._checks.checksum()]
-            own += [self._total, self._parts.digest()] if self._is_met_anew else [0, 0]
+            own += [self._total if self._is_met_anew else 0, self._digest()]
             votes = group.all_gather_numbers(np.array(own, np.int64))
             voted, checksums, totals, _ = votes.T.tolist()
             if len({*voted}) > 1:
@@ -289,8 +301,10 @@ class Training:
             if (votes != votes[0]).any():
                 raise ConfigError(
                     "after the loss of a worker ranks have parts of different states, such as a "
-                    "schedule: change them directly after step.commit(), within the block and "
-                    "before it communicates"
+                    "schedule, or other options of optimizers, such as a learning rate. Change "
+                    "schedules directly after step.commit(), within the block and before it "
+                    "communicates. Compute learning rates from tr.get_world_size() in the step, "
+                    "not from a number of ranks that was read before the loop"
                 )
             if self._is_met_anew and isinstance(group, JobGroup):
                 group.settle()
@@ -300,6 +314,13 @@ class Training:
         self.number += 1
         self._is_whole = True
         self._parts.begin_to_protect(self.number)
+
+    def _digest(self) -> int:
+        """Return a checksum of what ranks may have differently after they have met anew; 0 before.
+        Options are part of it in each step, as a replacement may compute others than its peers."""
+        if not self._has_met_anew:
+            return 0
+        return self._parts.digest(with_states=self._is_met_anew)
 
     def check_complete(self) -> None:
         """Raise ConfigError if a part would miss a change, as its block was left after its commit
