@@ -49,6 +49,7 @@ def found() -> dict[Any, list[Any]]:
 
     bodies: dict[Any, Any] = {name: getattr(fully_sharding, name) for name in OTHERS}
     for gathers in (False, True):
+        bodies["hidden", gathers] = partial(fully_sharding.hidden, gathers=gathers)
         bodies["shown", gathers] = partial(fully_sharding.shown, gathers=gathers)
         for spelling in ("function", "wrapper"):
             bodies["unused", gathers, spelling] = partial(
@@ -90,6 +91,13 @@ def test_meshes_of_two_dimensions_shard_and_replicate() -> None:
     assert all(map(all, whole(done["turns"])))
 
 
+def test_unshard_hides_no_gradients_from_an_optimizer() -> None:
+    for *texts, once, again in [*results(("hidden", False)), *results(("hidden", True))]:
+        assert len({*texts}) == 1
+        assert texts[0].startswith("ConfigError: unshard() would hide gradients")
+        assert once == again == 2
+
+
 @cache
 def of_four(is_on_gpu: bool) -> dict[str, list[Any]]:
     from support import fully_sharding
@@ -97,6 +105,7 @@ def of_four(is_on_gpu: bool) -> dict[str, list[Any]]:
     train = partial(fully_sharding.trained, name="kept_by_two", ranks=4, gathers=True)
     bodies: dict[str, Any] = {
         "seen": partial(fully_sharding.resharded, is_on_gpu=is_on_gpu),
+        "unfinished": fully_sharding.unfinished,
         "states": partial(fully_sharding.as_if_on_gpus, train) if is_on_gpu else train,
     }
     return run_in_one_world(4, bodies, 60.0)
@@ -109,6 +118,7 @@ def test_some_ranks_keep_parameters_between_passes(is_on_gpu: bool) -> None:
     expected = fully_sharding.alone("kept_by_two", 4)
     for state in whole(of_four(is_on_gpu)["states"]):
         assert max(fully_sharding.differences(state, expected)) < NEAR
+    assert whole(of_four(is_on_gpu)["unfinished"]) == [0] * 4
     for seen in whole(of_four(is_on_gpu)["seen"]):
         kept = {frees: share for frees, (share, _) in seen.items()}
         ranks = {frees: {*sizes} for frees, (_, sizes) in seen.items()}

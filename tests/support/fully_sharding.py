@@ -357,6 +357,28 @@ def shown(rank: int, gathers: bool) -> list[bool]:
         return [*found, [each.shape for each in model.blocks[1].parameters()] == parts]
 
 
+def hidden(rank: int, gathers: bool) -> list[Any]:
+    """What unshard() raises while there are gradients; and the gradients of a pass after that,
+    which are its own where zero_grad() has dropped the former ones."""
+    with without_common_memory(gathers):
+        model: Any = fully_shard(nn.Linear(4, 4, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def gradient() -> float:
+            model(torch.ones(2, 4)).sum().backward()
+            return float(model.weight.grad.max())
+
+        gradient()
+        texts = [raised(model.unshard), raised(lambda: model.unshard(async_op=True).wait())]
+        optimizer.zero_grad()
+        model.unshard()
+        optimizer.zero_grad()
+        once = gradient()
+        model.unshard(async_op=True)
+        optimizer.zero_grad()
+        return [*texts, once, gradient()]
+
+
 def precise(rank: int) -> dict[str, Any]:
     """Dtypes that a policy selects, where they are seen; and that of a gradient."""
     seen: dict[str, Any] = {}
@@ -516,6 +538,18 @@ def resharded(rank: int, is_on_gpu: bool) -> dict[str, tuple[float, list[int]]]:
                 output.backward()
             found[str(frees)] = (sum(after) - sum(before)) / size, seen
     return found
+
+
+def unfinished(rank: int) -> float:
+    """What a model of zeros returns whose last forward pass had other values, which pairs of ranks
+    have kept for a backward pass that did not come."""
+    with without_common_memory():
+        model = fully_shard(nn.Linear(64, 64, bias=False), reshard_after_forward=2)
+        model(torch.ones(2, 64))
+        with torch.no_grad():
+            for each in model.parameters():
+                each.zero_()
+        return float(model(torch.ones(2, 64)).abs().max())
 
 
 def as_if_on_gpus(body: Callable[..., Any], rank: int) -> Any:

@@ -37,6 +37,7 @@ class UnshardHandle:
         """Wait until the parameters are whole.
 
         Raises:
+            ConfigError: As FSDPModule.unshard() without async_op.
             CommError: If they are gathered and that fails.
         """
         self._sharding.unshard(waits=True)
@@ -70,6 +71,8 @@ class FSDPModule(ShardedModule):
             async_op: Whether to return a handle at once, instead of waiting.
 
         Raises:
+            ConfigError: If it would wait outside of a pass while parameters have gradients, which
+                zero_grad() could not reach then.
             CommError: If parameters are gathered and that fails.
 
         Example:

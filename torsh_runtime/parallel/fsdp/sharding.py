@@ -178,6 +178,12 @@ class Sharding:
         """Make the unit of this very model whole until a pass has used it, or reshard()."""
         passes, (unit, *_) = self.outermost, self.own_units
         if not (passes.is_in_pass or unit.is_whole):
+            if waits and unit.gradients():
+                raise ConfigError(
+                    "unshard() would hide gradients from the optimizer, whose zero_grad() would "
+                    "leave them to be added to the next ones: call zero_grad() before unshard(), "
+                    "or unshard(async_op=True), without wait(), to gather ahead"
+                )
             passes.awaiting.end()
             unit.reshard()
             unit.publish()
