@@ -21,7 +21,7 @@ import torsh_runtime as tr
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.writer import Snapshot
 from torsh_runtime.elastic.commits import Commits
-from torsh_runtime.elastic.memory import CommitMemory
+from torsh_runtime.elastic.memory import SLOTS, CommitMemory
 from torsh_runtime.layout import Piece, ShardedTensor, even_cuts
 from torshrun.workers.commit_memory import ROOM
 from torshrun.workers.commit_memory import CommitMemory as AgentsMemory
@@ -148,7 +148,7 @@ def test_what_is_broken_on_one_node_comes_from_the_other() -> None:
 
         run_processes(2, commit)
         with Path(nodes[0][0].told().rsplit(":", 2)[0]).open("r+b", buffering=0) as file:
-            file.seek(ROOM // 4)  # the second turn's, of what the rank has itself
+            file.seek(ROOM // SLOTS)  # the second turn's, of what the rank has itself
             assert file.read(8) == b"torshcm2"
             file.write(b"\xff" * 40)
         memory = CommitMemory.of_agent(place(nodes, 0))
