@@ -47,7 +47,7 @@ def run(
     """Run the script on several nodes, which have to end well."""
     with Job.over_tcp(torshrun, str(nodes), MOST, *options) as job:
         started = [job.start(SCRIPT, *argv) for _ in range(nodes)]
-        ends = [node.end(100) for node in started]
+        ends = [node.end(300) for node in started]
     assert [code for code, _ in ends] == [0] * nodes, ends
     outputs = [output for _, output in ends]
     return outcome(outputs), outputs
@@ -66,6 +66,8 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_workers_of_all_nodes_go_on_with_the_same_bits(torshrun: Launcher, way: str) -> None:
     model, options, victims = WAYS[way]
+    if model.startswith("torch"):
+        torshrun.share_torch()
     places = ["backward:2", "half:5", "vote:7", "version:9"]
     losses = [f"kill:{place}:{rank}" for place, rank in zip(places, victims, strict=True)]
     losses.insert(2, f"kill:heal:0:{victims[2]}")  # while the second one is replaced

@@ -75,8 +75,9 @@ def test_a_job_goes_on_smaller_and_grows_again(
 
 @pytest.mark.parametrize("kind", ["torch", "torch-own"])
 def test_replicas_of_torch_models_go_on_smaller_and_grow_again(
-    train: Trainings, tmp_path: Path, fast: Path, kind: str
+    train: Trainings, torshrun: Launcher, tmp_path: Path, fast: Path, kind: str
 ) -> None:
+    torshrun.share_torch()
     training = train(2, STEPS, least=1, pause=PAUSE, kind=kind)
     wait_for_steps(training, 2, 1)
     before = training.present(0)
@@ -97,7 +98,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(
 ) -> None:
     training = train(2, STEPS, pause=PAUSE)
     training.job.nodes[0].wait_for("4 workers in all")
-    training.wait_until_it_trains()
+    wait_for_steps(training, 1, 0, 1)
     training.start()
     training.job.nodes[2].wait_for("maximum")
     before = training.present(0)
@@ -114,7 +115,7 @@ def test_without_a_spare_the_others_wait_for_the_least_number_of_nodes(
     train: Trainings, tmp_path: Path, fast: Path
 ) -> None:
     training = train(2, STEPS, pause=PAUSE)
-    training.wait_until_it_trains()
+    wait_for_steps(training, 1, 0, 1)
     before = training.present(0)
     training.job.nodes[1].send(signal.SIGKILL)
     training.job.nodes[0].wait_for("the job waits for at least 2")
@@ -162,7 +163,7 @@ def test_a_node_that_is_told_to_go_leaves_the_others_their_processes(
     wait_for_steps(training, 3, 0, 1)
     assert [training.present(node) for node in (0, 1)] == before
     fast.touch()
-    outputs = [node.end(100) for node in training.job.nodes]
+    outputs = [node.end(300) for node in training.job.nodes]
     assert [code for code, _ in outputs] == [0, 0, 75], outputs
     found = outcome([output for _, output in outputs])
     assert check_as_undisturbed(found, tmp_path)[-2:] == [6, 4], outputs

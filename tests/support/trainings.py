@@ -105,7 +105,7 @@ class Training:
         """What was printed, once all nodes but these have ended well."""
         outputs = []
         for number, node in enumerate(self.job.nodes):
-            code, output = node.end(100)
+            code, output = node.end(300)
             assert code == (-signal.SIGKILL if number in killed else 0), output
             outputs.append(output)
         return outcome(outputs), outputs
@@ -131,7 +131,8 @@ def undisturbed(folder: Path, sizes: list[int], kind: str) -> Outcome:
     while begin < len(sizes):
         same = next((n for n in range(begin, len(sizes)) if sizes[n] != sizes[begin]), len(sizes))
         with Launcher(folder) as launcher:
-            launcher.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+            if kind != "nn":
+                launcher.share_torch()
             launcher.environ |= {"END": str(state)} | ({"BEGIN": str(state)} if begin else {})
             argv = f"--nproc-per-node={sizes[begin]}", SCRIPT, kind, str(same)
             code, out, err = launcher.run(*argv, within=300)

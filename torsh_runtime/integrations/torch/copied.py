@@ -19,9 +19,12 @@ def copied_optimizer(optimizer: Any, stand_ins: dict[int, Any], rate: float) -> 
     as it has from the beginning."""
     copied = object.__new__(type(optimizer))
     memo: dict[int, Any] = dict(stand_ins)
+    for each in (optimizer, *_within(optimizer)):  # which may have their state in common
+        if id(each.state) not in memo:
+            memo[id(each.state)] = _first_state(each.state, stand_ins)
     for name, value in vars(optimizer).items():
         if name == "state":
-            copied.state = _first_state(value, stand_ins)
+            copied.state = memo[id(value)]
         elif name.startswith("_optimizer_"):
             vars(copied)[name] = OrderedDict()
         elif name not in ("step", "zero_grad", "all_param_groups", STEPS):  # schedulers set some
@@ -32,6 +35,12 @@ def copied_optimizer(optimizer: Any, stand_ins: dict[int, Any], rate: float) -> 
         elif isinstance(group.get("lr"), torch.Tensor):
             group["lr"].clamp_(min=rate)
     return copied
+
+
+def _within(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that a wrapper of optimizers has."""
+    found = vars(optimizer).values()
+    return [each for each in found if isinstance(each, torch.optim.Optimizer)]
 
 
 def _copy_of(value: Any, memo: dict[int, Any]) -> Any:
