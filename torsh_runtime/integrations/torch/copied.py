@@ -85,13 +85,23 @@ def _first_value(value: Any, parameter: Any, small: Any) -> Any:
 
 def is_by_element(kept: Any, size: int, depth: int = 3) -> bool:
     """Return whether an optimizer's state of a parameter of `size` elements has numbers, and
-    tensors of so many elements."""
+    tensors of so many elements. Where one of these has integers, other tensors are their scales."""
     if isinstance(kept, torch.Tensor):
         return kept.numel() in (0, 1, size)
     found = kept.values() if isinstance(kept, Mapping) else getattr(kept, "__dict__", {}).values()
     if isinstance(kept, list | tuple | deque):
         found = kept
+    if any(_has_codes(each, size) for each in found):
+        return True
     return all(depth and is_by_element(each, size, depth - 1) for each in found)
+
+
+def _has_codes(value: Any, size: int) -> bool:
+    return (
+        isinstance(value, torch.Tensor)
+        and not (value.is_floating_point() or value.dtype == torch.bool)
+        and value.numel() == size > 1
+    )
 
 
 def step_without_hooks(optimizer: Any) -> Callable[..., Any]:
