@@ -76,7 +76,7 @@ def gloo(python: str, folder: Path, workers: int, kills: int, width: int) -> Fig
 
 def restarting(python: str, folder: Path, workers: int, kills: int, width: int) -> Figures:
     """Measure torchrun, which restarts all workers, with a checkpoint of each step in memory."""
-    kept = Path("/dev/shm") / f"torsh-benchmark-{os.getpid()}-{time.monotonic_ns()}"
+    kept = Path("/dev/shm") / f"recovery-benchmark-{os.getpid()}-{time.monotonic_ns()}"
     script = [str(HERE / "recovery_torchrun.py"), str(width), str(kept)]
     try:
         with Training(folder, workers) as training:

@@ -249,10 +249,14 @@ class Clears(Lamb):
 
 
 class Fails(Lamb):
-    """Cannot step for the first time."""
+    """Cannot step for the first time, unlike its copies, which have other parameters."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        self._first = id(self.param_groups[0]["params"][0])
 
     def step(self, closure: Any = None) -> None:
-        if not self.state:
+        if not self.state and id(self.param_groups[0]["params"][0]) == self._first:
             self.state["tried"]
             raise KeyError("first")
         super().step(closure)

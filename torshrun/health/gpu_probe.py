@@ -151,7 +151,7 @@ def _failure(error: Exception) -> str:
 
 def _start(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", _PROGRAM],
+        [sys.executable, "-I", "-S", _PROGRAM, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -1,14 +1,15 @@
 """Reads GPUs from NVIDIA's management library (NVML), for the process that runs this file.
 
 It imports nothing of this package: an agent runs it by its path, in a Python without site-packages,
-and asks by a line on stdin. Each answer is a line of JSON. A driver that hangs or crashes harms
-only that process.
+with its own pid as argument, and asks by a line on stdin. Each answer is a line of JSON. A driver
+that hangs or crashes harms only that process.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -223,6 +224,8 @@ def main() -> None:
     """Answer each line until there is none; a call that hangs ends with who asks, if it can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL)
+    if [str(os.getppid())] != sys.argv[1:]:  # who asks has ended before that
+        return
     try:
         read = Nvml().read
     except (OSError, AttributeError, NvmlError) as error:

@@ -6,7 +6,7 @@ where a wrapper can arrange that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from inspect import Parameter, signature
 from typing import Any
 
@@ -133,7 +133,7 @@ class _Steps:
         if type(optimizer) in _ELEMENTWISE:
             _check_state(optimizer)
         else:
-            self._has_owners |= _arrange(optimizer, parts, has_closure)
+            self._has_owners |= _arrange(optimizer, parts, self._settled, has_closure)
         self._settled |= parts.keys()
 
     def begin(self, optimizer: Any, has_closure: bool) -> None:
@@ -189,11 +189,12 @@ class _Steps:
 Parts = Mapping[int, tuple[Any, Marks]]
 
 
-def _arrange(optimizer: Any, parts: Parts, has_closure: bool) -> bool:
+def _arrange(optimizer: Any, parts: Parts, settled: Set[int], has_closure: bool) -> bool:
     """Let single ranks own whole parameters, unless the optimizer computes elementwise. Return
     whether they do.
 
     parts: the parameters of which ranks have parts, and their marks, by id().
+    settled: those that were looked at before, which ranks may own already.
     """
     groups = groups_of(marks for _, marks in parts.values())
     found = trial(optimizer, {key: marks for key, (_, marks) in parts.items()}, has_closure)
@@ -201,7 +202,9 @@ def _arrange(optimizer: Any, parts: Parts, has_closure: bool) -> bool:
         return False
     left = {key: _without_owned(marks) for key, (_, marks) in parts.items()}
     owned = trial_of_each(optimizer, left, has_closure)
-    problem = _problem(optimizer, owned, parts) or _of_parts(optimizer, parts)
+    problem = _problem(optimizer, owned, parts) or _of_parts(
+        optimizer, {key: each for key, each in parts.items() if key not in settled}
+    )
     agree_in_turn(
         dict.fromkeys(groups, ""), "the optimizer's step", ConfigError(problem) if problem else None
     )
