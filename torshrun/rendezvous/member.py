@@ -301,7 +301,8 @@ class Member:
     def take_wait(self, why: str) -> Events:
         """Note what the leader waits for; "" if nothing."""
         self._job_waits = f"the job waits {why}" if why else ""
-        return self._stand_by(self._job_waits) if why and self._rests else ()
+        has_left = self.status == "inside" and self._left_round == self.row.round
+        return self._stand_by(self._job_waits) if why and (self._rests or has_left) else ()
 
     def take_silence(self, is_storeless: bool) -> Events:
         """Note whether the store has not answered for some time."""
