@@ -149,9 +149,14 @@ def _failure(error: Exception) -> str:
     return f"the GPUs' driver cannot be asked: {error}"
 
 
+def command() -> list[str]:
+    """Return the command with which this process asks NVML; see nvml.py."""
+    return [sys.executable, "-I", "-S", _PROGRAM, str(os.getpid())]
+
+
 def _start(environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", _PROGRAM, str(os.getpid())],
+        command(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

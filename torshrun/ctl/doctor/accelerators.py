@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torshrun.ctl.doctor import probes
 from torshrun.ctl.doctor.finding import Finding, note, ok, problem, warning
 from torshrun.ctl.doctor.probes import Probed
 from torshrun.health import nvml
+from torshrun.health.gpu_probe import command
 from torshrun.procfs import ROOT
 from torshrun.text import size
 from torshrun.topology.gpus import Gpu, pci_numa_node, visible
@@ -51,8 +51,7 @@ class Accelerators:
 def gather(environ: Mapping[str, str], seconds: float, root: Path = ROOT) -> Accelerators:
     usable = visible(environ, root)
     nodes = tuple(pci_numa_node(gpu, root) for gpu in usable)
-    argv = [sys.executable, "-I", "-S", nvml.__file__]
-    asked = probes.program(argv, seconds, every_line=True, given="\n")
+    asked = probes.program(command(), seconds, every_line=True, given="\n")
     source, cards, failure = _answer(asked)
     return Accelerators(usable, nodes, environ.get("CUDA_VISIBLE_DEVICES"), source, cards, failure)
 
