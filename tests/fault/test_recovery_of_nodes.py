@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -14,26 +14,23 @@ from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
 from support.nodes import Job
 from support.processes import soon
-from support.trainings import EACH, SCRIPT, Outcome, Training, kill, outcome
+from support.trainings import (
+    EACH,
+    SCRIPT,
+    Outcome,
+    Trainings,
+    kill,
+    outcome,
+    trainings,
+)
 
 from torsh_runtime.elastic.rounds import NOTICE_OF_NODES
-
-Trainings = Callable[..., Training]
 
 
 @pytest.fixture
 def train(torshrun: Launcher) -> Iterator[Trainings]:
-    made: list[Training] = []
-
-    def start(*arguments: object, **options: object) -> Training:
-        made.append(Training(torshrun, *arguments, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    try:
+    with trainings(torshrun) as start:
         yield start
-    finally:
-        for training in made:
-            training.job.__exit__()
 
 
 @cache

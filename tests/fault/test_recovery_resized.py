@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
@@ -12,11 +12,17 @@ import pytest
 from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
 from support.processes import soon
-from support.trainings import EACH, Training, check_as_undisturbed, outcome
+from support.trainings import (
+    EACH,
+    Training,
+    Trainings,
+    check_as_undisturbed,
+    outcome,
+    trainings,
+)
 
 STEPS, PAUSE = 200, "0.4"
 """Enough for nodes to come and go, and seconds that each step takes until the test is done."""
-Trainings = Callable[..., Training]
 
 
 @pytest.fixture
@@ -29,17 +35,8 @@ def fast(tmp_path: Path, torshrun: Launcher) -> Path:
 
 @pytest.fixture
 def train(torshrun: Launcher, fast: Path) -> Iterator[Trainings]:
-    made: list[Training] = []
-
-    def start(*arguments: object, **options: object) -> Training:
-        made.append(Training(torshrun, *arguments, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    try:
+    with trainings(torshrun) as start:
         yield start
-    finally:
-        for training in made:
-            training.job.__exit__()
 
 
 def committed(training: Training, *nodes: int) -> int:

@@ -6,9 +6,10 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from support.launcher import Launcher
 from support.nodes import QUICK, Job, Node
@@ -109,6 +110,22 @@ class Training:
             assert code == (-signal.SIGKILL if number in killed else 0), output
             outputs.append(output)
         return outcome(outputs), outputs
+
+
+Trainings = Callable[..., Training]
+
+
+@contextmanager
+def trainings(launcher: Launcher) -> Iterator[Trainings]:
+    """A function that starts trainings, which end with the block."""
+    with ExitStack() as jobs:
+
+        def start(*arguments: Any, **options: Any) -> Training:
+            training = Training(launcher, *arguments, **options)
+            jobs.enter_context(training.job)
+            return training
+
+        yield start
 
 
 def kill(pids: list[int], signo: int = signal.SIGKILL) -> None:
