@@ -23,9 +23,9 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework import framework_of
 from torsh_runtime.framework.parts import Marks
 from torsh_runtime.integrations.torch.alike import Alike
-from torsh_runtime.integrations.torch.copied import STEPS
 from torsh_runtime.integrations.torch.distributed_state import correct_state
 from torsh_runtime.integrations.torch.marks import groups_of, marked, marks_of
+from torsh_runtime.integrations.torch.optimizer_copies import STEPS
 from torsh_runtime.integrations.torch.trial import Stepped, trial, trial_of_each
 
 _ELEMENTWISE = frozenset(

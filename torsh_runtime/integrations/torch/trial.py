@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torsh_runtime.framework.parts import Marks, Part
-from torsh_runtime.integrations.torch.copied import (
+from torsh_runtime.integrations.torch.optimizer_copies import (
     copied_optimizer,
     is_by_element,
     step_without_hooks,
