@@ -125,9 +125,11 @@ def _output(process: subprocess.Popen[str]) -> str:
 def environ() -> dict[str, str]:
     """For processes that a launcher of these worlds starts."""
     ours = [str(Path(torsh_runtime.__file__).parents[1]), str(_TESTS)]
+    # Python writes a line's end by itself then, and another rank's line comes before it.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return {
         "HOME": str(_CACHE),  # Open MPI does not start for a user who has none
-        **os.environ,
+        **inherited,
         # What the tests themselves import serves the others too, wherever it is.
         "PYTHONPATH": os.pathsep.join([*ours, str(Path(numpy.__file__).parents[1])]),
         **dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1"),
