@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shutil
 import statistics
 import sys
 import tempfile
@@ -111,7 +112,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--kills", type=positive, default=20, help="default: 20")
     add("--width", type=positive, default=5000, help="its square is the number of parameters")
     add("--peers", type=names, default=[*ALL], help=f"default: {','.join(ALL)}; '' is none")
-    add("--python", default=sys.executable, help="an interpreter with the peers; default: this one")
+    interpreter = "an interpreter with the peers; default: this one"
+    add("--python", type=where, default=sys.executable, help=interpreter)
     add("--quick", action="store_true", help="little: shows that it works")
     add("--bars", action="store_true", help="print pass or fail; exit status 1 unless all pass")
     options = parser.parse_args(arguments)
@@ -126,6 +128,12 @@ def names(text: str) -> list[str]:
     if unknown := {*found} - {*ALL}:
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
     return found
+
+
+def where(python: str) -> str:
+    """Return an interpreter's path as peers find it, which start in a folder of their own."""
+    found = shutil.which(python)
+    return str(Path(found).absolute()) if found else python  # a venv's link must not be followed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
