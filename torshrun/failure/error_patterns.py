@@ -160,10 +160,13 @@ PATTERNS = (
     Pattern(
         Kind.NETWORK,
         r"(?:couldn't connect to|[Cc]annot reach) '?(?P<name>https?://[^\s':]+)|"
+        r"HTTPS?Connection(?:Pool)?\(host='(?P<host>[^']*[a-z]\.[a-z]+)'|<urlopen error|"
         r"\bLocalEntryNotFoundError\b|\bOfflineModeIsEnabled\b",
-        "It would download a file that is not on this node yet, and cannot reach {name}.",
-        "Compute nodes often have no way out: download it on one that has, into a folder that all "
-        "nodes share (HF_HOME for Hugging Face's files), or give the script its path.",
+        "It asks for something over the web, most often a file that is not on this node yet, and "
+        "cannot reach {name}.",
+        "Compute nodes often have no way out, or one by a proxy (HTTPS_PROXY): download the file "
+        "on a node that has one, into a folder that all share (HF_HOME for Hugging Face's files, "
+        "TORCH_HOME for torch.hub's), or give the script its path.",
     ),
     Pattern(
         Kind.NETWORK,

@@ -53,6 +53,7 @@ def _shorten(lines: Sequence[str], most: int) -> list[str]:
     room = most - head
     own = _own_calls(lines[: len(lines) - room + room // 2], head, room // 2)
     start = len(lines) - max(room - sum(stop - first + 1 for first, stop in own) - 1, 1)
+    start = next((n for n in range(start, len(lines)) if _FRAME.match(lines[n])), start)
     before = [(first, min(stop, start)) for first, stop in own if first < start]
     shown = [*lines[:head]]
     for (_, end), (first, stop) in pairwise([(0, head), *before, (start, len(lines))]):

@@ -227,6 +227,8 @@ def test_a_script_for_another_launcher_is_told_of_torshruns_variables(
         "OSError: We couldn't connect to 'https://hub.example' to load the files, and couldn't",
         "hub.errors.OfflineModeIsEnabled: Cannot reach https://hub.example/a: offline mode",
         "hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file",
+        "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>",
+        "ConnectionError: HTTPSConnectionPool(host='a.example', port=443): Max retries exceeded",
     ],
 )
 def test_a_download_that_finds_no_way_out_is_told_to_be_made_elsewhere(said: str) -> None:
@@ -234,6 +236,9 @@ def test_a_download_that_finds_no_way_out_is_told_to_be_made_elsewhere(said: str
     assert found
     assert found.kind is Kind.NETWORK
     assert "not on this node yet" in found.why
+    local = diagnose_words(["HTTPConnectionPool(host='127.0.0.1'): Connection refused"], "python")
+    assert local
+    assert "not on this node yet" not in local.why
 
 
 def test_a_breakpoint_that_nobody_answers_is_told_from_other_exceptions() -> None:
