@@ -64,7 +64,8 @@ def _shorten(lines: Sequence[str], most: int) -> list[str]:
 
 
 def _own_calls(lines: Sequence[str], head: int, room: int) -> list[tuple[int, int]]:
-    """Return where the innermost of the program's own calls lie that fit into so many lines.
+    """Return where the innermost of the program's own calls lie that fit into so many lines, with
+    one for what is left out after each row of them.
 
     There are none if no call is of a library: no call is told from the others then.
     """
@@ -73,11 +74,14 @@ def _own_calls(lines: Sequence[str], head: int, room: int) -> list[tuple[int, in
         return []
     chosen: list[tuple[int, int]] = []
     for start, stop in reversed([*pairwise([*starts, len(lines)])]):
-        if not _INSTALLED.match(lines[start]):
-            room -= stop - start + 1
-            if room < 0:
-                break
-            chosen.insert(0, (start, stop))
+        if _INSTALLED.match(lines[start]):
+            continue
+        follows = bool(chosen) and chosen[0][0] == stop
+        room -= stop - start + (not follows)
+        if room < 0:
+            break
+        end = chosen.pop(0)[1] if follows else stop
+        chosen.insert(0, (start, end))
     return chosen
 
 
