@@ -42,6 +42,14 @@ INSTALLATION_PATTERNS = (
         "See which file it is (its __file__) and its version (`pip list`), the same on all nodes.",
     ),
     Pattern(
+        Kind.EXCEPTION,
+        r"^TypeError: (?P<name>[\w.<>]+)\(\) got an unexpected keyword argument '(?P<part>\w+)'",
+        "{name} takes no argument {part}: it is of another version than the code was written for, "
+        "or the argument's name is a slip.",
+        "See what it takes (`python -c 'import NAME; help(NAME)'`). If it is a library's, install "
+        "the version that the code was written for, the same one on all nodes.",
+    ),
+    Pattern(
         Kind.VERSION,
         r"^RuntimeError: operator (?P<name>[\w.]+)::(?P<part>[\w.]+) does not exist",
         "Python's part of {name} is here, and its compiled part is not, or does not load: it was "

@@ -199,6 +199,13 @@ def test_a_missing_part_of_a_library_that_is_here_is_not_told_to_be_installed(na
     assert "Install it" not in found.advice
 
 
+def test_an_argument_that_a_function_lacks_may_be_of_its_version_or_a_slip() -> None:
+    found = reading(lambda: traceback.TracebackException.from_exception(ValueError(), limits=3))
+    assert found
+    assert found.kind is Kind.EXCEPTION
+    assert "takes no argument limits: it is of another version" in found.why
+
+
 def test_a_library_whose_compiled_part_is_missing_fits_another_torch() -> None:
     torch = pytest.importorskip("torch")
     found = reading(lambda: torch.library.register_fake("no_such::cut", lambda x: x))
