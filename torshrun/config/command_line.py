@@ -31,24 +31,30 @@ class CommandLine(NamedTuple):
     """The options by key; a flag, and what of EAGER there is, is "true"."""
     script: str | None
     arguments: tuple[str, ...]
-    """Words that follow the script."""
+    """Words that follow the script, without the -- that may stand between them."""
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
     """Split the command line. SCRIPT is the first word that is not an option, or the one after --.
 
-    Raise ConfigError if there is no such option, or its value is missing.
+    As in torchrun, one -- is nobody's word: if it does not stand before SCRIPT, it may stand after
+    it. Raise ConfigError if there is no such option, or its value is missing.
     """
     words, given = deque(argv), dict[str, str]()
+    is_parted = False
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.popleft()
         if word == "--":
+            is_parted = True
             break
         if word.startswith("--"):
             _take_long(word, words, given)
         else:
             _take_letters(word, words, given)
-    return CommandLine(given, words.popleft() if words else None, tuple(words))
+    script = words.popleft() if words else None
+    if words and words[0] == "--" and not is_parted:
+        words.popleft()
+    return CommandLine(given, script, tuple(words))
 
 
 def _take_long(word: str, words: deque[str], given: dict[str, str]) -> None:
