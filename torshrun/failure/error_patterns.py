@@ -161,6 +161,7 @@ PATTERNS = (
         Kind.NETWORK,
         r"(?:couldn't connect to|[Cc]annot reach) '?(?P<name>https?://[^\s':]+)|"
         r"HTTPS?Connection(?:Pool)?\(host='(?P<host>[^']*[a-z]\.[a-z]+)'|<urlopen error|"
+        r"^FileNotFoundError: (?P<url>https?://[^\s/:]+)|"
         r"\bLocalEntryNotFoundError\b|\bOfflineModeIsEnabled\b",
         "It asks for something over the web, most often a file that is not on this node yet, and "
         "cannot reach {name}.",

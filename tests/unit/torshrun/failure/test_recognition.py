@@ -234,6 +234,7 @@ def test_a_script_for_another_launcher_is_told_of_torshruns_variables(
         "OSError: We couldn't connect to 'https://hub.example' to load the files, and couldn't",
         "hub.errors.OfflineModeIsEnabled: Cannot reach https://hub.example/a: offline mode",
         "hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file",
+        "FileNotFoundError: https://hub.example/a/input.txt",
         "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>",
         "ConnectionError: HTTPSConnectionPool(host='a.example', port=443): Max retries exceeded",
     ],
