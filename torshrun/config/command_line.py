@@ -78,9 +78,17 @@ def _take_letters(word: str, words: deque[str], given: dict[str, str]) -> None:
             given[option.key] = value or _following(f"-{letter}", option, words)
             return
         if not option and letter != "h":
-            called = word if hint(word) else f"-{letter}"  # -np is one option of mpiexec's
-            raise ConfigError(f"there is no option {called}{hint(called)}")
+            raise _no_letters(word, letter)
         given[option.key if option else "help"] = "true"
+
+
+def _no_letters(word: str, letter: str) -> ConfigError:
+    """Return the error about a letter of `word` that is no option."""
+    typed = word.partition("=")[0]
+    if typed[1:].replace("-", "_") in BY_NAME:
+        return ConfigError(f"there is no option {typed}; write -{typed}")
+    called = word if hint(word) else f"-{letter}"  # -np is one option of mpiexec's
+    return ConfigError(f"there is no option {called}{hint(called)}")
 
 
 def _following(typed: str, option: Option, words: deque[str]) -> str:

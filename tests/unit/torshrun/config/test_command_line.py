@@ -69,6 +69,8 @@ def test_what_is_given(typed: str, given: dict[str, str], rest: str) -> None:
         ("-N2", "no option -N; here it is --nnodes N"),
         ("--use_env", "no option --use_env; leave it out"),
         ("--=3", "there is no option --"),
+        ("-nnodes 2", "there is no option -nnodes; write --nnodes"),
+        ("-nproc_per_node=2 a", "no option -nproc_per_node; write --nproc_per_node"),
         ("-x", "there is no option -x"),
         ("-mx", "there is no option -x"),
         ("--nproc-per-node", "--nproc-per-node needs a value: WORKERS"),
