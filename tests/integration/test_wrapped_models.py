@@ -19,7 +19,7 @@ NEAR = 2e-6
 
 @cache
 def found() -> dict[Any, list[Any]]:
-    from support import optimizers_on_parts, wrapped_models
+    from support import held_parameters, optimizers_on_parts, wrapped_models
 
     bodies: dict[Any, Any] = {}
     for name in ("used_by_others", "unfrozen", "by_methods"):
@@ -28,6 +28,10 @@ def found() -> dict[Any, list[Any]]:
     for name in ("after_a_step", "grouped", "put_values", "refused", "layers_added", "experts"):
         bodies[name] = getattr(wrapped_models, name)
     bodies["scaled"] = wrapped_models.scaled
+    for gathers in (False, True):
+        for replicates in (False, True):
+            held = partial(held_parameters.added, gathers=gathers, replicates=replicates)
+            bodies["held", gathers, replicates] = held
     for name in ("refused", "refused_by_plan", "accepted", "clipped"):
         bodies["optimizers", name] = getattr(optimizers_on_parts, name)
     return run_in_one_world(2, bodies, 60.0)
@@ -99,6 +103,22 @@ def test_experts_without_tokens_take_an_empty_batch() -> None:
 
 def test_torchs_scaler_leaves_a_step_out_on_all_ranks() -> None:
     assert results("scaled") == [([2.0, 2.0], True)] * 2
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("replicates", [False, True])
+def test_zero_grad_drops_gradients_while_parameters_are_whole(
+    gathers: bool, replicates: bool
+) -> None:
+    dropped = {"before": 10, "after": 10, "late": 10, "by the model": 100, "twice": 100}
+    expected = {"never": 11, "shown": 11, **dropped}
+    for found in results(("held", gathers, replicates)):
+        found = {name: {*gradients} for name, gradients in found.items()}
+        assert found.pop("between in place") == {101.0}  # nothing tells of the second zero_grad()
+        assert found.pop("between") == {100.0}
+        assert {name.removesuffix(" in place") for name in found} == {*expected}
+        for name, gradients in found.items():
+            assert gradients == {expected[name.removesuffix(" in place")]}, name
 
 
 def test_optimizers_that_look_at_whole_parameters_are_refused() -> None:
