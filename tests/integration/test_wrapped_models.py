@@ -32,7 +32,7 @@ def found() -> dict[Any, list[Any]]:
         for replicates in (False, True):
             held = partial(held_parameters.added, gathers=gathers, replicates=replicates)
             bodies["held", gathers, replicates] = held
-    for name in ("refused", "refused_by_plan", "accepted", "clipped"):
+    for name in ("refused", "refused_by_plan", "accepted", "clipped", "perturbed"):
         bodies["optimizers", name] = getattr(optimizers_on_parts, name)
     return run_in_one_world(2, bodies, 60.0)
 
@@ -129,6 +129,16 @@ def test_optimizers_that_look_at_whole_parameters_are_refused() -> None:
             assert text.startswith("ConfigError: "), (name, text)
             assert f"{name} does not compute elementwise" in text
             assert "AdamW" in text
+
+
+def test_steps_that_only_perturb_are_looked_at_as_well() -> None:
+    first, other = results(("optimizers", "perturbed"))
+    assert first == other
+    *parts, of_whole = first
+    assert of_whole == "nothing"
+    for text in parts:
+        assert text.startswith("ConfigError: ")
+        assert "Sharpness does not compute elementwise" in text
 
 
 def test_elementwise_optimizers_of_strangers_are_not() -> None:
