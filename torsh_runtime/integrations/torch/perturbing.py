@@ -31,7 +31,8 @@ def watch_first_steps(before: Callable[[Any], None]) -> None:
 
 
 def _all_below(kind: type) -> Iterator[type]:
-    for each in kind.__subclasses__():
+    below: list[type] = kind.__subclasses__()
+    for each in below:
         yield each
         yield from _all_below(each)
 

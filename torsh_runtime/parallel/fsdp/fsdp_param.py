@@ -318,7 +318,7 @@ class FSDPParam:
         else:
             self.keep()
             gradient, self._kept = self._kept, None
-        if scale is not None:
+        if scale is not None and gradient is not None:
             gradient = self._framework.cast(gradient, self._flat.precision.reduced) * scale
         if not is_again:
             self.adds = self._gradient is not None
