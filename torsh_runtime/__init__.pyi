@@ -210,6 +210,7 @@ from torsh_runtime.parallel.fsdp import (
     fsdp_wrap as fsdp_wrap,
     fully_shard as fully_shard,
     register_fsdp_forward_method as register_fsdp_forward_method,
+    share_comm_ctx as share_comm_ctx,
 )
 from torsh_runtime.parallel.initial import init_parameters as init_parameters
 from torsh_runtime.parallel.layouts import layouts_of as layouts_of

@@ -50,8 +50,9 @@ def test_what_was_begun_is_over() -> None:
 def test_it_raises_what_the_group_has_ended_with() -> None:
     def ends(backend: Any) -> None:
         backend.abort()
-        with pytest.raises(CommError):
-            backend.suspend(LONG)
+        for call in (backend.suspend, backend.resume):
+            with pytest.raises(CommError):
+                call(LONG)
 
     run_threads(2, ends)
 

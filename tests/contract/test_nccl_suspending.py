@@ -116,20 +116,22 @@ def test_all_kinds_of_operations_take_it_again(run: Run, first: str) -> None:
 
 
 @pytest.mark.usefixtures("suspends")
-@pytest.mark.parametrize("op", ["suspend", "resume"])
+@pytest.mark.parametrize("op", ["suspend", "resume", "a block"])
 def test_a_rank_that_does_not_come_is_named(run: Run, op: str) -> None:
     ended = threading.Event()
 
     def body(backend: NcclBackend) -> str:
         summed(backend)
-        if op == "resume":
+        if op != "suspend":
             backend.suspend(LONG)
         if backend.rank == 1:
             assert ended.wait(LONG)
             return ""
+        blocks: Any = {"a block": lambda timeout: backend.coalescing(timeout).__enter__()}
+        come = blocks.get(op) or getattr(backend, op)
         try:
             with pytest.raises(CommTimeout) as caught:
-                getattr(backend, op)(0.5)
+                come(0.5)
         finally:
             ended.set()
         assert caught.value.missing == (1,)
@@ -137,7 +139,7 @@ def test_a_rank_that_does_not_come_is_named(run: Run, op: str) -> None:
             summed(backend)
         return str(caught.value)
 
-    assert op in run(body)[0]
+    assert {"a block": "resume"}.get(op, op) in run(body)[0]
 
 
 @pytest.mark.usefixtures("suspends")

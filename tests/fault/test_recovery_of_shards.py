@@ -73,6 +73,38 @@ def test_a_copy_of_a_step_that_is_repeated_with_other_values_does_not_count(
     assert ends[0] == ends[1] < 0
 
 
+def test_flags_are_as_before_in_a_step_that_is_repeated(torshrun: Launcher) -> None:
+    """Rank 1 is lost while the second pass of two is to average, which is said at its end."""
+    script = torshrun.script(
+        BEGIN
+        + """
+    del model, parts
+    model = tr.fully_shard(nn.Linear(6, 40, bias=False))
+    for each in model.parameters():
+        each.data[...] = 0
+    model.set_requires_gradient_sync(False)
+    job = tr.elastic.join(model=model, optimizer=optim.SGD(model.parameters(), lr=0.5))
+    inputs = nn.Tensor(np.ones((1, 6), np.float32))
+    for step in job.steps(4):
+        with step:
+            model(inputs).sum().backward()
+            model.set_requires_gradient_sync(True)
+            model.set_reshard_after_forward(False)
+            if rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and step.number == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            model(inputs).sum().backward()
+            model.set_requires_gradient_sync(False)
+            step.commit()
+    print("weights", {*map(float, model.state_dict()["weight"].flat)}, flush=True)
+    """
+    )
+    code, out, err = torshrun.run("--nproc-per-node=2", "--max-restarts=1", script)
+    assert code == 0, err
+    told = [line.partition("weights ")[2] for line in out.splitlines() if "weights" in line]
+    assert len(told) == 2, out
+    assert all("-4.0" in each and each.count(",") == 0 for each in told), told
+
+
 def test_whole_models_beside_the_shards_have_to_be_alike(torshrun: Launcher) -> None:
     script = torshrun.script(
         BEGIN

@@ -218,3 +218,62 @@ def test_methods_compute_with_whole_parameters() -> None:
 def test_models_of_nn_train_as_one_process_does() -> None:
     for differences in results("of_nn"):
         assert max(differences) < 1e-6
+
+
+@cache
+def settings() -> dict[Any, list[Any]]:
+    from support import fsdp_settings
+
+    bodies: dict[Any, Any] = {
+        name: getattr(fsdp_settings, name) for name in ("reset", "told", "hinted")
+    }
+    for gathers in (False, True):
+        bodies["divided", gathers] = partial(fsdp_settings.divided, gathers=gathers)
+    return run_in_one_world(2, bodies, 60.0)
+
+
+@pytest.mark.parametrize("gathers", [False, True])
+def test_a_factor_divides_the_sums_of_gradients(gathers: bool) -> None:
+    for differences in whole(settings()["divided", gathers]):
+        assert differences
+        assert max(differences) < 1e-5
+
+
+def test_a_factor_divides_the_sums_over_replicas_too() -> None:
+    from support import fsdp_settings
+
+    bodies = {"all": fsdp_settings.divided_over_replicas}
+    for differences in whole(run_in_one_world(4, bodies, 60.0)["all"]):
+        assert max(differences, default=0) < 1e-5
+
+
+def test_a_reset_drops_what_a_broken_pass_has_left() -> None:
+    assert all(map(all, whole(settings()["reset"])))
+
+
+def test_hints_of_torchs_make_no_difference() -> None:
+    assert all(map(all, whole(settings()["hinted"])))
+
+
+def test_settings_that_are_not_supported_are_refused_by_name() -> None:
+    first, other = whole(settings()["told"])
+    assert first == other
+    for name, text in first.items():
+        assert text.startswith("ConfigError: "), (name, text)
+    for name in ("set_custom_all_gather", "set_all_reduce_hook", "set_symm_mem_for_comm"):
+        assert f"{name}() is torch's, and not supported by tr.fully_shard" in first[name]
+    assert "a Linear is not sharded" in first["share_comm_ctx"]
+
+
+def test_modules_have_all_methods_of_torchs_class() -> None:
+    from support import fsdp_settings
+
+    import torsh_runtime as tr
+
+    asked = fsdp_settings.of_torch()
+    assert len(asked) > 10
+    for name, parameters in asked.items():
+        assert hasattr(tr.FSDPModule, name), f"torch's {name}() is missing"
+        assert fsdp_settings.parameters_of(tr.FSDPModule, name) == parameters, name
+    text = Path("docs/sharded-data-parallel.md").read_text()
+    assert [each for each in asked if f"`{each}()`" not in text] == []

@@ -19,7 +19,7 @@ NEAR = 2e-6
 
 @cache
 def found() -> dict[Any, list[Any]]:
-    from support import optimizers_on_parts, wrapped_models
+    from support import held_parameters, optimizers_on_parts, wrapped_models
 
     bodies: dict[Any, Any] = {}
     for name in ("used_by_others", "unfrozen", "by_methods"):
@@ -28,7 +28,11 @@ def found() -> dict[Any, list[Any]]:
     for name in ("after_a_step", "grouped", "put_values", "refused", "layers_added", "experts"):
         bodies[name] = getattr(wrapped_models, name)
     bodies["scaled"] = wrapped_models.scaled
-    for name in ("refused", "refused_by_plan", "accepted", "clipped"):
+    for gathers in (False, True):
+        for replicates in (False, True):
+            held = partial(held_parameters.added, gathers=gathers, replicates=replicates)
+            bodies["held", gathers, replicates] = held
+    for name in ("refused", "refused_by_plan", "accepted", "clipped", "perturbed"):
         bodies["optimizers", name] = getattr(optimizers_on_parts, name)
     return run_in_one_world(2, bodies, 60.0)
 
@@ -101,6 +105,22 @@ def test_torchs_scaler_leaves_a_step_out_on_all_ranks() -> None:
     assert results("scaled") == [([2.0, 2.0], True)] * 2
 
 
+@pytest.mark.parametrize("gathers", [False, True])
+@pytest.mark.parametrize("replicates", [False, True])
+def test_zero_grad_drops_gradients_while_parameters_are_whole(
+    gathers: bool, replicates: bool
+) -> None:
+    dropped = {"before": 10, "after": 10, "late": 10, "by the model": 100, "twice": 100}
+    expected = {"never": 11, "shown": 11, **dropped}
+    for found in results(("held", gathers, replicates)):
+        found = {name: {*gradients} for name, gradients in found.items()}
+        assert found.pop("between in place") == {101.0}  # nothing tells of the second zero_grad()
+        assert found.pop("between") == {100.0}
+        assert {name.removesuffix(" in place") for name in found} == {*expected}
+        for name, gradients in found.items():
+            assert gradients == {expected[name.removesuffix(" in place")]}, name
+
+
 def test_optimizers_that_look_at_whole_parameters_are_refused() -> None:
     for scene in ("refused", "refused_by_plan"):
         first, other = results(("optimizers", scene))
@@ -109,6 +129,16 @@ def test_optimizers_that_look_at_whole_parameters_are_refused() -> None:
             assert text.startswith("ConfigError: "), (name, text)
             assert f"{name} does not compute elementwise" in text
             assert "AdamW" in text
+
+
+def test_steps_that_only_perturb_are_looked_at_as_well() -> None:
+    first, other = results(("optimizers", "perturbed"))
+    assert first == other
+    *parts, of_whole = first
+    assert of_whole == "nothing"
+    for text in parts:
+        assert text.startswith("ConfigError: ")
+        assert "Sharpness does not compute elementwise" in text
 
 
 def test_elementwise_optimizers_of_strangers_are_not() -> None:

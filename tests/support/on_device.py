@@ -105,8 +105,8 @@ class OnDevice(Backend):
             work.wait()
         return work
 
-    def coalescing(self) -> AbstractContextManager[object]:
-        return self._inner.coalescing()
+    def coalescing(self, timeout: float = 60.0) -> AbstractContextManager[object]:
+        return self._inner.coalescing(timeout)
 
     def abort(self) -> None:
         self._inner.abort()

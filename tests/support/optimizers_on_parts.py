@@ -98,6 +98,51 @@ class Unknown(torch.optim.SGD):
         self.generator = (each for each in ())
 
 
+class Sharpness(torch.optim.Optimizer):
+    """Moves parameters along the gradient in one method, and back and further in another (SAM)."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+        self.base = torch.optim.SGD(self.param_groups, lr=lr)
+        self.param_groups = self.base.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        parts = [each for group in self.param_groups for each in group["params"]]
+        norm = torch.stack([each.grad.norm() for each in parts]).norm()
+        for each in parts:
+            self.state[each]["before"] = each.clone()
+            each.add_(each.grad * (0.05 / norm))
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for each in (each for group in self.param_groups for each in group["params"]):
+            each.copy_(self.state[each]["before"])
+        self.base.step()
+
+    def step(self, closure: Any = None) -> None:
+        self.first_step()
+        with torch.enable_grad():
+            closure()
+        self.second_step()
+
+
+def perturbed(rank: int) -> list[str]:
+    """Return what a first step raises, before it changes anything: of parts, and of whole ones."""
+    mesh = tr.init_device_mesh({"tp": 2})
+    plan = {"0": tr.Column(), "2": tr.Row()}
+    models: list[Any] = [sharded(layers()), tr.parallelize(layers(), mesh, plan)]
+    models.append(tr.DistributedDataParallel(layers()))
+    texts = []
+    for model in models:
+        optimizer = Sharpness(model.parameters(), lr=0.01)
+        before = [each.detach().clone() for each in model.parameters()]
+        model(batch(0, 4)).square().mean().backward()
+        texts.append(raised(optimizer.first_step))
+        assert all(map(torch.equal, before, model.parameters())) is (texts[-1] != "nothing")
+    return texts
+
+
 def first_steps(model: Any, make: Callable[[Any], Any]) -> str:
     """What a training with this optimizer raises, before it changes anything."""
     optimizer = make(model.parameters())

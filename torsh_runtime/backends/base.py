@@ -29,6 +29,9 @@ from torsh_runtime.backends.work import COMPLETED, Work
 from torsh_runtime.enumerations import CommunicationStrategy as CommunicationStrategy
 from torsh_runtime.store.base import Entry
 
+PATIENCE = 600.0
+"""Seconds that a suspended group's ranks have to come to a block, unless told otherwise."""
+
 
 class Envelope(NamedTuple):
     """Describes a message that has arrived and that nobody has received; see probe().
@@ -248,11 +251,11 @@ class Backend(Operations):
         call()
         return COMPLETED
 
-    def coalescing(self) -> AbstractContextManager[object]:
+    def coalescing(self, timeout: float = PATIENCE) -> AbstractContextManager[object]:
         """Return a context manager that launches the asynchronous operations begun in it together.
 
         They are launched at its end, if the backend gains anything by that. Do not wait for them
-        within the block.
+        within the block. All ranks of a suspended group have to come within `timeout` seconds.
         """
         return nullcontext()
 
@@ -307,6 +310,8 @@ class Backend(Operations):
 
     def resume(self, timeout: float) -> None:
         """Take the memory again, as the next operation would. All ranks call it."""
+        if self.failed:
+            self.barrier(timeout)  # which raises what the group has ended with
 
     @abstractmethod
     def abort(self) -> None:

@@ -10,7 +10,15 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, ByDevice, Envelope, Facts, Reduce, Registration
+from torsh_runtime.backends.base import (
+    PATIENCE,
+    Backend,
+    ByDevice,
+    Envelope,
+    Facts,
+    Reduce,
+    Registration,
+)
 from torsh_runtime.backends.library.failure_notifications import FailureCause
 from torsh_runtime.backends.library.library_backend import LibraryBackend
 from torsh_runtime.backends.library.operands import is_list
@@ -104,8 +112,8 @@ class ByDeviceBackend(Backend):
         return self._host.in_order(call, async_op)
 
     @contextmanager
-    def coalescing(self) -> Iterator[None]:
-        with self._host.coalescing(), self._gpu.coalescing():
+    def coalescing(self, timeout: float = PATIENCE) -> Iterator[None]:
+        with self._host.coalescing(timeout), self._gpu.coalescing(timeout):
             yield
 
     def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:

@@ -8,7 +8,14 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, Envelope, Facts, MeetingStore, Registration
+from torsh_runtime.backends.base import (
+    PATIENCE,
+    Backend,
+    Envelope,
+    Facts,
+    MeetingStore,
+    Registration,
+)
 from torsh_runtime.backends.operation import Op, Reduce
 from torsh_runtime.backends.spares import Spares
 from torsh_runtime.backends.work import Work
@@ -71,8 +78,8 @@ class Intercepting(Backend):
     def in_order(self, call: Callable[[], None], async_op: bool = False) -> Work:
         return self._backend.in_order(call, async_op)
 
-    def coalescing(self) -> AbstractContextManager[object]:
-        return self._backend.coalescing()
+    def coalescing(self, timeout: float = PATIENCE) -> AbstractContextManager[object]:
+        return self._backend.coalescing(timeout)
 
     def shared_memory(self, num_bytes: int, timeout: float) -> NDArray[np.uint8]:
         return self._backend.shared_memory(num_bytes, timeout)

@@ -188,7 +188,7 @@ class ProcessGroup(Reductions, DataMovement, Rooted, Barriers, PointToPoint):
         if self._batches is None and self._own_backend.type is not BackendType.SINGLE:
             self._batches = GroupRecorder.of_batches(self._name, self._own_backend.world_size)
         batch = nullcontext() if self._batches is None else self._batches.batch(count)
-        with batch, self._backend.coalescing():
+        with batch, self._backend.coalescing(self._timeout):
             yield
 
     @contextmanager
@@ -272,7 +272,7 @@ class ProcessGroup(Reductions, DataMovement, Rooted, Barriers, PointToPoint):
         is a message.
 
         Raises:
-            CommError: If a rank does not come within the group's timeout, or has failed.
+            CommError: If a rank does not come within the group's timeout, or the group has ended.
 
         Example:
             ```python

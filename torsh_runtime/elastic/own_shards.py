@@ -4,6 +4,7 @@ has sharded, and of their optimizers."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torsh_runtime.arrays.raw import framework_of as array_framework
@@ -31,6 +32,7 @@ class OwnShards:
         self._models, self._optimizers, self._group = models, optimizers, group
         self._parts = {**models, **optimizers}
         self._passes = passes_of(models.values())
+        self.note_flags()
         self._by_node = groups_by_node(group)
         """Groups that models in hybrid have of their own."""
         self._known: list[ModelState] = []
@@ -62,7 +64,9 @@ class OwnShards:
         framework_of(parameter).set_gradient(parameter, values)
 
     def note_flags(self) -> None:
-        """Do nothing: passes begin with the same flags."""
+        """Remember the flags with which a step begins."""
+        units = (unit for passes in self._passes for unit in passes.units)
+        self._options = [(unit, replace(unit.options)) for unit in units]
 
     def begin_anew(self) -> None:
         """Drop what is left of passes that were broken off. All ranks call it, in their new
@@ -76,6 +80,8 @@ class OwnShards:
         nodes = {each: renewed_nodes_of(each) for each in groups}
         for passes in self._passes:
             passes.begin_anew(nodes[passes.group])
+        for unit, options in self._options:
+            unit.options = replace(options)
 
     @property
     def place(self) -> int:

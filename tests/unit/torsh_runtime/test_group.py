@@ -51,7 +51,7 @@ class Spy:
         operation.__name__ = name
         return operation
 
-    def coalescing(self) -> Any:
+    def coalescing(self, timeout: float) -> Any:
         return Backend.coalescing(self)  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend, BackendType, Registration
+from torsh_runtime.backends.base import PATIENCE, Backend, BackendType, Registration
 from torsh_runtime.backends.library.failure_notifications import (
     Call,
     FailureCause,
@@ -104,21 +104,21 @@ class LateNcclBackend(Backend):
         return made.all_gather_numbers(own, timeout)
 
     @contextmanager
-    def coalescing(self) -> Iterator[None]:
+    def coalescing(self, timeout: float = PATIENCE) -> Iterator[None]:
         with ExitStack() as block:
             self._block = threading.get_ident(), block
             try:
                 if self._made is not None:
-                    self._launch_together(self._made)
+                    self._launch_together(self._made, timeout)
                 yield
             finally:
                 self._block = None
 
-    def _launch_together(self, made: NcclBackend) -> None:
+    def _launch_together(self, made: NcclBackend, timeout: float = PATIENCE) -> None:
         """Launch the calling thread's operations at the end of its block, if it is in one."""
         if self._block is not None and self._block[0] == threading.get_ident():
             block, self._block = self._block[1], None
-            block.enter_context(made.coalescing())
+            block.enter_context(made.coalescing(timeout))
 
     def note_as(self, name: str, job_ranks: Sequence[int] = ()) -> None:
         self._name = name

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
+from torsh_runtime.backends.base import PATIENCE
 from torsh_runtime.backends.library.failure_notifications import (
     Call,
     FailureCause,
@@ -25,8 +26,6 @@ from torsh_runtime.backends.work import Work
 from torsh_runtime.errors import CommError
 
 _MESSAGES = ("send", "recv")
-_TO_RESUME = 600.0
-"""Seconds that all ranks have to come to a block, in a group that was suspended."""
 _OF_DEFAULT_STREAM = (
     "CUDA's default stream cannot be used while a stream that waits for it is captured in a graph: "
     "begin the operation on a stream of your own, or after the capture"
@@ -246,7 +245,7 @@ class NcclLaunching(NcclOperations):
         raise cause.error() from error
 
     @contextmanager
-    def coalescing(self) -> Iterator[None]:
+    def coalescing(self, timeout: float = PATIENCE) -> Iterator[None]:
         """Launch the block's operations together when it ends.
 
         NCCL hears of them only then. Its own group would defer other communicators' operations in
@@ -258,7 +257,7 @@ class NcclLaunching(NcclOperations):
                 yield
                 return
             if self._is_suspended:
-                self.resume(_TO_RESUME)
+                self.resume(timeout)
             self._block = []
             try:
                 yield

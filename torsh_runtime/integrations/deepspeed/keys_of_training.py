@@ -37,9 +37,9 @@ TRAINING = (
         "type:str params:dict",
         USED,
         "Adam, AdamW and all of torch.optim that compute elementwise, with the arguments of "
-        "torch.optim's class. Adam is AdamW unless adam_w_mode is false, as in DeepSpeed. Lamb, "
-        "Lion, Muon, OneBitAdam, ZeroOneAdam, OneBitLamb and MuAdam are refused: pass an optimizer "
-        "to initialize().",
+        "torch.optim's class. Adam is AdamW unless adam_w_mode is false, as in DeepSpeed, and "
+        "fused unless torch_adam is true. Lamb, Lion, Muon, OneBitAdam, ZeroOneAdam, OneBitLamb "
+        "and MuAdam are refused: pass an optimizer to initialize().",
     ),
     Keys("optimizer", "legacy_fusion:bool", NO_EFFECT, _KERNELS),
     Keys(

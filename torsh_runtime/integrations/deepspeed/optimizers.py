@@ -12,6 +12,7 @@ from torsh_runtime.errors import ConfigError
 from torsh_runtime.integrations.deepspeed.named import with_known
 
 _OF_ADAM = ("torch_adam", "adam_w_mode", "bias_correction", "fp32_optimizer_states")
+_KINDS_OF_STEP = {"foreach", "fused", "capturable", "differentiable"}
 _LOWER = {"adam": "Adam", "adamw": "AdamW", "adagrad": "Adagrad", "sgd": "SGD"}
 
 
@@ -27,10 +28,23 @@ def make_optimizer(kind: str, params: Mapping[str, Any], parameters: Any) -> Any
     Raises ConfigError if it rejects its arguments.
     """
     made, named = _class_and_arguments(kind, params)
+    parameters = [*parameters]
+    if "fused" not in params and not _can_be_fused(parameters):
+        named.pop("fused", None)
     try:
         return made(parameters, **named)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"optimizer.params do not make a {kind}: {error}") from None
+
+
+def _can_be_fused(parameters: list[Any]) -> bool:
+    """Return whether torch has a fused step for these parameters, or groups of them."""
+    groups = [each["params"] if isinstance(each, dict) else [each] for each in parameters]
+    return all(isinstance(each, list) for each in groups) and all(
+        parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")
+        for group in groups
+        for parameter in group
+    )
 
 
 def _class_and_arguments(kind: str, params: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -42,6 +56,8 @@ def _class_and_arguments(kind: str, params: Mapping[str, Any]) -> tuple[Any, dic
         name = "AdamW" if name == "AdamW" or is_decoupled else "Adam"
         if not is_torch:
             named.setdefault("weight_decay", 0.0)
+            if named.keys().isdisjoint(_KINDS_OF_STEP):
+                named["fused"] = True  # as DeepSpeed's own are
     found = getattr(torch.optim, name, None)
     if not inspect.isclass(found) or not issubclass(found, torch.optim.Optimizer):
         raise ConfigError(

@@ -26,6 +26,7 @@ from torsh_runtime.integrations.torch.alike import Alike
 from torsh_runtime.integrations.torch.distributed_state import correct_state
 from torsh_runtime.integrations.torch.marks import groups_of, marked, marks_of
 from torsh_runtime.integrations.torch.optimizer_copies import STEPS
+from torsh_runtime.integrations.torch.perturbing import watch_first_steps
 from torsh_runtime.integrations.torch.trial import Stepped, trial, trial_of_each
 
 _ELEMENTWISE = frozenset(
@@ -56,6 +57,7 @@ def watch_steps() -> None:
     """Look at each optimizer's steps from now on."""
     register_optimizer_step_pre_hook(_before_step)
     register_optimizer_step_post_hook(_after_step)
+    watch_first_steps(_before_first_step)
 
 
 def settle(optimizer: Any) -> None:
@@ -94,6 +96,10 @@ def _before_step(optimizer: Any, given: Any, named: Any) -> Any:
     steps = _steps_of(optimizer)
     steps.begin(optimizer, bool(given[1:] or named))
     return steps.with_closure(optimizer, given, named)
+
+
+def _before_first_step(optimizer: Any) -> None:
+    _steps_of(optimizer).settle(optimizer, True)
 
 
 def _after_step(optimizer: Any, given: Any, named: Any) -> None:

@@ -39,6 +39,7 @@ _IN_COMMON = (
     "it changes a parameter by other parameters' gradients as well, as one that clips by a common "
     "norm or estimates a common learning rate does"
 )
+_SKIP = "its step() has to skip parameters whose .grad is None, as torch's optimizers do"
 _DERIVES = "grad_fn"
 """The word of errors that torch and optimizers raise if gradients have no graph."""
 _RATE, _WHOLE_RATE = 1e-2, 1.0
@@ -157,7 +158,7 @@ def _tried_in_turn(steps: _Steps, marked: Mapping[int, Marks]) -> Stepped:
         try:
             alone = _changes(steps, wholes, False, 0, chosen)
         except Exception as error:
-            return Stepped(False, f"without some gradients it raises {_named(error)}")
+            return Stepped(False, f"without some gradients it raises {_named(error)}; {_SKIP}")
         one, other = ([found[each] for each in chosen] for found in (together, alone))
         found = _compared(one, other, steps.dtype)
         if not found.is_elementwise:

@@ -16,6 +16,7 @@ from torsh_runtime.parallel.fsdp.fsdp_module import (
     FSDPModule,
     UnshardHandle,
     register_fsdp_forward_method,
+    share_comm_ctx,
 )
 from torsh_runtime.parallel.fsdp.fully_shard import fully_shard
 from torsh_runtime.parallel.fsdp.policies import (
@@ -50,4 +51,5 @@ __all__ = [
     "fsdp_wrap",
     "fully_shard",
     "register_fsdp_forward_method",
+    "share_comm_ctx",
 ]

@@ -9,12 +9,8 @@ from typing import Any
 
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
-from torsh_runtime.parallel.fsdp.sharding import (
-    ShardedModule,
-    Sharding,
-    reshards_of,
-    sharding_of,
-)
+from torsh_runtime.parallel.fsdp.fsdp_settings import CommunicationSettings
+from torsh_runtime.parallel.fsdp.sharding import Sharding, reshards_of, sharding_of
 from torsh_runtime.parallel.fsdp.unit_options import UnitOptions
 from torsh_runtime.parallel.parts_of_state import are_meant
 
@@ -43,7 +39,7 @@ class UnshardHandle:
         self._sharding.unshard(waits=True)
 
 
-class FSDPModule(ShardedModule):
+class FSDPModule(CommunicationSettings):
     """Has the methods that a module gets by fully_shard(), which sets its class.
 
     Each changes the module's own unit, and with recurse those of modules in it. All ranks make the
@@ -125,15 +121,6 @@ class FSDPModule(ShardedModule):
         for each in self._options(recurse):
             each.averages_replicas = requires_all_reduce
 
-    def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Accept torch's hint about the last backward pass before a step.
-
-        It makes no difference: each backward pass waits for its gradients before it ends.
-
-        Args:
-            is_last_backward: Whether the next one is the last.
-        """
-
     def set_reshard_after_forward(
         self, reshard_after_forward: bool | int | None, recurse: bool = True
     ) -> None:
@@ -149,19 +136,6 @@ class FSDPModule(ShardedModule):
         chosen = reshards_of(reshard_after_forward, self._sharding.group.world_size)
         for each in self._options(recurse):
             each.reshard_after_forward = chosen
-
-    def set_reshard_after_backward(
-        self, reshard_after_backward: bool, *, recurse: bool = True
-    ) -> None:
-        """Accept torch's choice about memory after backward passes.
-
-        It makes no difference: parameters are always freed there, because the next pass could not
-        know whether an optimizer has changed them.
-
-        Args:
-            reshard_after_backward: What torch would do.
-            recurse: Whether it is about all sharded modules in this one, too.
-        """
 
     def set_reduce_scatter_unused_params(
         self, reduce_scatter_unused_params: bool, *, recurse: bool = True
@@ -333,6 +307,25 @@ def _units(modules: Sequence[Any]) -> list[FSDPParamGroup]:
                 f"pass modules that were given to it"
             )
     return [sharding.own_units[0] for _, sharding in shardings if sharding is not None]
+
+
+def share_comm_ctx(modules: Sequence[Any]) -> None:
+    """Accept torch's request that sharded models use the same streams, as stages of a pipeline.
+
+    It makes no difference.
+
+    Args:
+        modules: Modules that fully_shard() was given.
+
+    Raises:
+        ConfigError: If one is not sharded.
+
+    Example:
+        ```python
+        tr.share_comm_ctx([first_stage, second_stage])
+        ```
+    """
+    _units(modules)
 
 
 def register_fsdp_forward_method(model: Any, method_name: str) -> None:

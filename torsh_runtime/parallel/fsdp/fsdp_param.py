@@ -19,6 +19,7 @@ from torsh_runtime.framework.models import kind_of, on_gradient, shaped
 from torsh_runtime.framework.protocol import Call
 from torsh_runtime.parallel.fsdp.accounting import MemoryAccounting
 from torsh_runtime.parallel.fsdp.flat_parameter import FlatParameter
+from torsh_runtime.parallel.fsdp.former_gradient import FormerGradient
 from torsh_runtime.parallel.fsdp.registered_slots import RegisteredSlots
 
 
@@ -202,6 +203,7 @@ class FSDPParam:
         self._view = self._shaped(memory.whole)
         self._own = self._part(memory.shard)
         self._gradient: Any = None
+        self._former: FormerGradient | None = None
         self._kept: Any = None
         self.adds = False
 
@@ -269,11 +271,23 @@ class FSDPParam:
     def be_whole(self) -> None:
         self._show(self._view[...])  # a view of its own, which counts as a holder of the memory
 
+    def be_held(self) -> None:
+        """Show the parameter whole, beside the gradient that it has until another one comes."""
+        if self.parameter.grad is not None:
+            self._former = FormerGradient(self.parameter)
+        self._gradient, self.parameter.data = None, self._view[...]
+
+    def end_former(self) -> None:
+        """Take what be_held() has left at the parameter, if a program has not dropped it."""
+        if self._former is not None:
+            self._gradient, self._former = self._former.end(), None
+
     def be_copied(self, full: Any) -> None:
         """Show the parameter whole in other memory, `full`."""
         self._show(self._shaped(full))
 
     def be_own(self) -> None:
+        self.end_former()
         self._framework.watch(self.parameter, None)
         self.parameter.grad = None
         self.parameter.data = self._own
@@ -282,6 +296,7 @@ class FSDPParam:
 
     def keep(self) -> None:
         """Keep this rank's whole gradient until one is to be averaged."""
+        self.end_former()
         gradient = self._taken()
         if self._kept is None:
             self._kept = gradient
@@ -295,14 +310,16 @@ class FSDPParam:
             shape = flat.shapes[self.number]
             self._kept = self._framework.zeros(shape, flat.precision.computed, like)
 
-    def take(self, is_again: bool, is_freed: bool) -> None:
-        """Give the gradient to be averaged; is_again: in addition to one that is on its way.
-        is_freed: as StorageStrategy.take() has it."""
+    def take(self, is_again: bool, is_freed: bool, scale: float | None) -> None:
+        """Give the gradient, times `scale`, to be averaged. is_again: in addition to one that is on
+        its way. is_freed: as StorageStrategy.take() has it."""
         if self._kept is None:
             gradient = self._taken()
         else:
             self.keep()
             gradient, self._kept = self._kept, None
+        if scale is not None and gradient is not None:
+            gradient = self._framework.cast(gradient, self._flat.precision.reduced) * scale
         if not is_again:
             self.adds = self._gradient is not None
             if self.adds and not self._framework.is_at(self._gradient, self._average()):
@@ -348,11 +365,14 @@ class FSDPParam:
         self._gradient = None
 
     def forget_kept(self) -> None:
-        """Drop what keep() has."""
+        """Drop what keep() has, and what be_held() has left."""
         self._kept = None
+        if self._former is not None:
+            self._former.drop()
 
     def void(self) -> None:
         """Remove the gradient of the parameter."""
+        self.end_former()
         self._gradient = self.parameter.grad = None
 
     def _show(self, values: Any) -> None:

@@ -227,8 +227,8 @@ class FSDPParamGroup:
             for _, memory in self.laid:
                 memory.begin_unshard()
 
-    def unshard(self) -> None:
-        """Make it whole."""
+    def unshard(self, shows_gradients: bool = False) -> None:
+        """Make it whole. shows_gradients: leave those that there are where programs see them."""
         if self.is_whole:
             return
         with section("fsdp.unshard"):
@@ -236,7 +236,7 @@ class FSDPParamGroup:
                 for _, memory in self.laid:
                     memory.unshard()
             for slot in self._slots:
-                slot.be_whole()
+                slot.be_held() if shows_gradients else slot.be_whole()
         self._machine.become(ShardedState.UNSHARDED, unit=self.name)
 
     def show_own(self) -> None:
@@ -295,7 +295,8 @@ class FSDPParamGroup:
         if not averages:
             slot.keep()
             return False
-        slot.take(number in self._came, slot.memory.overwrites and self.is_freed_early)
+        scale = None if self.options.gradient_scale is None else self.options.gradient_scale(slot)
+        slot.take(number in self._came, slot.memory.overwrites and self.is_freed_early, scale)
         self._came.add(number)
         return len(self._came) == len(self._trained)
 
@@ -306,6 +307,8 @@ class FSDPParamGroup:
 
     def there(self) -> list[int]:
         """Return the numbers of parameters whose gradients are kept, or have come meanwhile."""
+        for slot in self._trained:
+            slot.end_former()
         return [each for each, s in enumerate(self._trained) if s.has_kept or s.has_come]
 
     @property

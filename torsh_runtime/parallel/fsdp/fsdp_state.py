@@ -136,14 +136,15 @@ class FSDPState:
         self._framework.on_broken_forward(unit.module, broke_off)
         unit.on_gradients(partial(pass_on, FSDPState._on_gradient))
 
-    def hold(self) -> None:
-        """Make all units whole until let_go(): meanwhile passes neither gather nor reduce."""
+    def hold(self, shows_gradients: bool = False) -> None:
+        """Make all units whole until let_go(): meanwhile passes neither gather nor reduce.
+        shows_gradients: a program may drop those that there are before passes bring others."""
         if self.training_state is TrainingState.HELD:
             return
         if not self._framework.in_backward():
             self.begin()
         for unit in self.units:
-            unit.unshard()
+            unit.unshard(shows_gradients)
         self.training_state = TrainingState.HELD
 
     def let_go(self) -> None:
@@ -254,6 +255,11 @@ class FSDPState:
         for unit in self.units:
             unit.unwatch()
             unit.reshard()
+
+    def drop(self) -> None:
+        """Drop a pass that an exception has broken off, and gradients to be averaged later."""
+        self._void()
+        self.rest()
 
     def _void(self) -> None:
         """Discard what came in a backward pass that was broken off."""

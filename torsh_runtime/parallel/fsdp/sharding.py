@@ -96,6 +96,11 @@ class Sharding:
         return self.passes.outermost()
 
     @property
+    def copies(self) -> Replicas | None:
+        """Return the ranks that have the same parts; None if no others have."""
+        return self._copies
+
+    @property
     def units(self) -> list[FSDPParamGroup]:
         """Return the units of the model, its own first."""
         return self.passes.units

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torsh_runtime.parallel.fsdp.fsdp_param import FSDPParam
     from torsh_runtime.parallel.fsdp.fsdp_param_group import FSDPParamGroup
 
 
@@ -23,6 +25,8 @@ class UnitOptions:
     finds_unused: bool = False
     """Tells that a parameter which this rank has not used counts as one with zero gradients where
     another rank has used it."""
+    gradient_scale: Callable[[FSDPParam], float] | None = None
+    """Returns what averages of a parameter's gradients are multiplied by."""
     forward_prefetch: list[FSDPParamGroup] = field(default_factory=list)
     """Units to gather when it is called; if empty, what the last forward pass used next."""
     backward_prefetch: list[FSDPParamGroup] = field(default_factory=list)

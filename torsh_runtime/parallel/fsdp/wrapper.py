@@ -137,7 +137,8 @@ class FullyShardedDataParallel(ShardedModule):
         """Make all parameters whole until reshard() or reduce_gradients().
 
         Backward passes accumulate whole gradients in them, also those of weights that a pipeline's
-        schedule computes later. All ranks call it.
+        schedule computes later. All ranks call it. Gradients that parameters have stay this rank's
+        parts until a pass brings others, to which they are added unless zero_grad() drops them.
 
         Raises:
             CommError: If parameters are gathered and that fails.
@@ -150,6 +151,10 @@ class FullyShardedDataParallel(ShardedModule):
             model.reduce_gradients()
             ```
         """
+        self._sharding.outermost.hold(shows_gradients=True)
+
+    def _hold(self) -> None:
+        """Make all parameters whole for a schedule, which adds gradients by itself."""
         self._sharding.outermost.hold()
 
     def reshard(self) -> None:

@@ -15,7 +15,7 @@ from torsh_runtime.parallel.pipeline.autograd import Autograd, Spec
 from torsh_runtime.parallel.pipeline.table import Kind
 from torsh_runtime.parallel.regions.arrays import copied
 
-REDUCES, HOLDS, LETS_GO = "reduce_gradients", "unshard", "reshard"
+REDUCES, HOLDS, LETS_GO = "reduce_gradients", "_hold", "reshard"
 """Methods of wrappers for data parallelism: the first one reduces what no_sync() has left, or what
 has come since the second one made parameters whole."""
 
@@ -29,7 +29,7 @@ class Wrapper(Protocol):
     def no_sync(self) -> AbstractContextManager[object]:
         """Leave the reduction of gradients out in this block."""
 
-    def unshard(self) -> object:
+    def _hold(self) -> object:
         """Make parameters whole."""
 
     def reshard(self) -> object:
@@ -88,7 +88,7 @@ class Stage:
         """Begin a step of training, whose last backward pass in one part is that of `last`."""
         self.last = last
         if self._is_held:
-            self._wrapper.unshard()
+            self._wrapper._hold()
 
     @property
     def _is_held(self) -> bool:
