@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -70,6 +71,63 @@ def test_a_job_goes_on_smaller_and_grows_again(
     assert check_as_undisturbed(found, tmp_path)[-3:] == [6, 4, 6], outputs
 
 
+def test_the_others_repeat_no_step_when_a_node_comes(
+    train: Trainings, tmp_path: Path, fast: Path
+) -> None:
+    training = train(2, STEPS, least=1, pause="1")
+    training.job.nodes[0].wait_for("4 workers in all", 90)
+    training.job.nodes[1].send(signal.SIGKILL)
+    training.job.nodes[0].wait_for("was lost; the others continue")
+    wait_for_steps(training, 1, 0)
+    repeated, before = training.repeats(0), training.present(0)
+    training.start()
+    training.job.nodes[0].wait_for("ends at the next commit: .* joined", 90)
+    training.wait_until_it_trains(2)
+    wait_for_steps(training, 2, 0, 2)
+    assert (training.repeats(0), training.present(0)) == (repeated, before)
+    fast.touch()
+    found, outputs = training.end(1)
+    assert check_as_undisturbed(found, tmp_path)[-2:] == [2, 4], outputs
+
+
+def test_a_node_that_is_drained_leaves_after_its_step(
+    train: Trainings, tmp_path: Path, fast: Path
+) -> None:
+    training = train(3, STEPS, least=2, pause="1", rdzv_id="job")
+    training.job.nodes[0].wait_for("6 workers in all")
+    wait_for_steps(training, 1, 0, 1, 2)
+    before = [training.present(node) for node in (0, 1)]
+    told = json.loads(training.job.control("status", "job", "--json"))
+    (drained,) = [row["id"] for row in told["nodes"] if row["node_rank"] == 2]
+    assert "left" in training.job.control("drain", "job", drained)
+    training.job.nodes[0].wait_for("ends at the next commit: .* was drained", 90)
+    wait_for_steps(training, 2, 0, 1)
+    fast.touch()
+    ends = [node.end(300) for node in training.job.nodes]
+    assert sorted(code for code, _ in ends) == [0, 0, 75], ends
+    found = outcome([output for _, output in ends])
+    assert check_as_undisturbed(found, tmp_path) == [6, 4], ends
+    assert [training.repeats(node) for node in range(3)] == [[], [], []]
+    assert all(set(found.last.values()) >= set(pids) for pids in before if pids[0] in found.last)
+
+
+def test_a_job_that_is_scaled_down_shrinks_after_a_step(
+    train: Trainings, tmp_path: Path, fast: Path
+) -> None:
+    training = train(3, STEPS, least=2, pause="1", rdzv_id="job")
+    training.job.nodes[0].wait_for("6 workers in all")
+    wait_for_steps(training, 1, 0, 1, 2)
+    training.job.control("scale", "job", "2")
+    training.job.nodes[0].wait_for("ends at the next commit: the job was scaled", 90)
+    training.job.nodes[0].wait_for("4 workers in all", 90)
+    committed_before = committed(training, 0, 1, 2)
+    assert soon(lambda: committed(training, 0, 1, 2) > committed_before + 1, 60)
+    fast.touch()
+    found, outputs = training.end()
+    assert check_as_undisturbed(found, tmp_path) == [6, 4], outputs
+    assert [training.repeats(node) for node in range(3)] == [[], [], []]
+
+
 @pytest.mark.parametrize("kind", ["torch", "torch-own"])
 def test_replicas_of_torch_models_go_on_smaller_and_grow_again(
     train: Trainings, torshrun: Launcher, tmp_path: Path, fast: Path, kind: str
@@ -94,7 +152,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(
     train: Trainings, tmp_path: Path, fast: Path
 ) -> None:
     training = train(2, STEPS, pause=PAUSE)
-    training.job.nodes[0].wait_for("4 workers in all")
+    training.job.nodes[0].wait_for("4 workers in all", 90)
     wait_for_steps(training, 1, 0, 1)
     training.start()
     training.job.nodes[2].wait_for("maximum")

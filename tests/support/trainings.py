@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ EACH = 2
 MOST = 6
 """The budget of restarts."""
 STEP = re.compile(r"step (\d+) (.+)")
+BEGINS = re.compile(r"begins (\d+)")
 START = re.compile(r"start (\d+) (\d+) (\d+)")
 END = re.compile(r"end (\d+) (\d+) (\S+)")
 
@@ -98,6 +100,11 @@ class Training:
             node = self.job.nodes[number]
             assert soon(lambda: len(self.pids(number)) >= starts, 40), node.output  # noqa: B023
         time.sleep(0.3)
+
+    def repeats(self, number: int) -> list[int]:
+        """The steps that a node's workers have begun more often than once each."""
+        begun = Counter(map(int, BEGINS.findall(self.job.nodes[number].output)))
+        return sorted(step for step, times in begun.items() if times > EACH)
 
     def present(self, number: int) -> list[int]:
         return [pid for pid in self.pids(number) if Path(f"/proc/{pid}").exists()]

@@ -7,7 +7,7 @@ import json
 import os
 import threading
 
-from torsh_runtime.contract import FIXED, LEFT_EARLY, RECOVERY
+from torsh_runtime.contract import AT_COMMIT, FIXED, LEFT_EARLY, RECOVERY
 from torsh_runtime.errors import PeerLost, StateCorrupted, StoreError, StoreTimeout, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
@@ -39,6 +39,8 @@ class Rounds:
         self.rank, self.world_size = job.env.rank, job.env.world_size
         """This worker's rank and the number of ranks in round `number`."""
         self._num_nodes = job.env.num_nodes
+        self._ending = -1
+        """The last round that was to end at a commit."""
         self._left = threading.Event()
         self._leaving = threading.Lock()
         """Held while the group is aborted, and when the round is left."""
@@ -50,6 +52,11 @@ class Rounds:
             target=self._listen, args=(self.number, self._left), name="torsh-rounds", daemon=True
         )
         run.start()
+
+    @property
+    def ends_at_commit(self) -> bool:
+        """Return whether the agent wants the present round to end at a commit."""
+        return self._ending == self.number
 
     def join(self, *, is_fixed: bool) -> None:
         """Tell the agent that this worker can go on without others, and has a whole state.
@@ -110,7 +117,7 @@ class Rounds:
             exited = self._store.wait([key], most)[key].value
         except StoreTimeout:
             raise lost from None
-        if exited:
+        if exited not in (b"", AT_COMMIT):
             how = "it has ended with exit code 0 before the last step, so it is not replaced"
             raise PeerLost(int(exited), "elastic.join()", 0, how) from lost
         self._leave_round()
@@ -137,7 +144,11 @@ class Rounds:
 
     def _listen(self, number: int, left: threading.Event) -> None:
         try:
-            if self._wait(f"over/{number}"):
+            over = self._wait(f"over/{number}")
+            if over == AT_COMMIT:
+                self._ending = number
+                self._wait(f"now/{number}")
+            elif over:
                 return  # a rank has ended well: who needed it notices, and others may be through
         except StoreError:
             return  # the agent is gone, and this process with it

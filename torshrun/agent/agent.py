@@ -432,7 +432,7 @@ class Agent:
 
     async def _mend(self, instruction: protocol.Mend) -> None:
         if isinstance(instruction, protocol.EndRound):
-            await self._end_round()
+            await self._end_round(instruction.at_commit)
         elif isinstance(instruction, protocol.StartAhead):
             await self._start_ahead(instruction.ranks)
         elif isinstance(instruction, protocol.TellExited):
@@ -459,11 +459,11 @@ class Agent:
         else:
             await self._replace_workers(instruction.ranks, instruction.place)
 
-    async def _end_round(self) -> None:
+    async def _end_round(self, at_commit: bool) -> None:
         self._hangs.stop()
         self._slowness.stop()
         assert self._round is not None
-        await self._recovery.end_round(self._round.number)
+        await self._recovery.end_round(self._round.number, at_commit)
 
     async def _start_ahead(self, ranks: Sequence[int]) -> None:
         """Start replacements while the survivors leave the round. They wait in join()."""

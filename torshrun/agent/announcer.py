@@ -132,8 +132,9 @@ class Announcer(Emitter):
             self.emit("round_closing", reason=event.reason, failed=event.failed)
 
     def round_over(self, event: RoundOver) -> None:
-        """Announce that lost workers are to be replaced while the others continue."""
-        self.say(f"round {event.round} is over: {printable(event.reason)}; the others continue")
+        """Announce that workers leave the round as others are lost, leave or come."""
+        how = "ends at the next commit" if event.at_commit else "is over"
+        self.say(f"round {event.round} {how}: {printable(event.reason)}; the others continue")
 
     # ---- what goes on
 

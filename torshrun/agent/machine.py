@@ -196,7 +196,7 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
         noted, told = mending.tell_lasting(config, mending.joined_or_left(state, event))
         return noted, (*told, *mending.owed_notices(state, event))
     if isinstance(event, base.RoundOver):
-        return mending.end_round(config, state)
+        return mending.end_round(config, state, event)
     if isinstance(event, protocol.WorkerEnded):
         if event.status and mending.can_go_on_without(config, state, event.rank):
             if not mending.fails_repeatedly(state, event):
@@ -238,7 +238,9 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
         return state, (protocol.KillWorkers(tuple(sorted(state.awaited))),)
     if isinstance(event, base.RoundMended):
         return mending.next_round(state, event.place)
-    if isinstance(event, protocol.Hung | protocol.SettleOver | base.RoundOver):
+    if isinstance(event, base.RoundOver):
+        return mending.end_round(config, state, event)
+    if isinstance(event, protocol.Hung | protocol.SettleOver):
         return state, ()
     if not isinstance(event, mending.Followed):
         return _running_on(config, state, event)
@@ -249,9 +251,10 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
         return state, (protocol.TellStanding("unable"),)
     state, lasting = mending.tell_lasting(config, state)
     state, standing = mending.tell(state)
-    is_lost = isinstance(event, protocol.WorkerEnded)
-    ahead = (protocol.StartAhead((event.rank,)),) if is_lost else ()
-    return state, (*lasting, *standing, *ahead)
+    if not isinstance(event, protocol.WorkerEnded):
+        return state, (*lasting, *standing)
+    hurried, told = mending.hurry(state)  # the others cannot commit without this one
+    return hurried, (*told, *lasting, *standing, protocol.StartAhead((event.rank,)))
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:

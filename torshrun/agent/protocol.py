@@ -162,6 +162,9 @@ class StopWorkers(NamedTuple):
 class EndRound(NamedTuple):
     """Tell the survivors that the round is over; nobody is stopped."""
 
+    at_commit: bool = False
+    """True if they are to finish their step first. It may be followed by the same without."""
+
 
 class StartAhead(NamedTuple):
     """Start processes that will be workers of the next round, in the place of these. ReplaceWorkers

@@ -58,6 +58,8 @@ class Mending(Running):
     lost: frozenset[int]
     awaited: frozenset[int]
     """Survivors that have not parked yet. Replacements that have not joined need not."""
+    at_commit: bool = False
+    """True if they are to finish their step first."""
     told: tuple[base.Standing, bool] | None = None
     """Standing of this node that the rendezvous was told last, and whether workers were lost here;
     None if it was told none."""

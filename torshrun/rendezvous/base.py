@@ -157,6 +157,8 @@ class RoundOver:
     round: int
     reason: str
     """Reason in one line: "node b has lost workers", "node b (10.0.0.2) was lost"."""
+    at_commit: bool = False
+    """True if they are to finish their step first. It may be said again without."""
 
 
 @dataclass(frozen=True, slots=True)

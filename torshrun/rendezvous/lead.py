@@ -146,7 +146,8 @@ class Lead:
         elif isinstance(action, Adopt):
             done = await self._write_header(fences, self._adopted())
         elif isinstance(action, Mend):
-            header = replace(self._adopted(), mending=True, reason=action.reason)
+            reason, at_commit = action.reason, action.at_commit
+            header = replace(self._adopted(), mending=True, reason=reason, at_commit=at_commit)
             done = await self._write_header(fences, header)
         elif isinstance(action, Mended):
             done = await self._write_header(fences, self._mended(action))
@@ -191,6 +192,7 @@ class Lead:
             header,
             number=header.number + 1,
             mending=False,
+            at_commit=False,
             reason="",
             finding="",
             restarts=history.restarts,

@@ -184,13 +184,21 @@ def _keep_open(view: ClusterState, header: Header, now: float) -> Decision:
     is_adopted = is_anothers and not roster.unaccounted and not roster.apart
     if view.untold or view.misses_untold or is_adopted:
         return Decision(Adopt())
+    is_hasty = _is_hasty(view, bool(in_vain) and end <= now)
+    if action := mending.hurry(view, header, reason if is_hasty else "", now):
+        return Decision(action)
     changes = reason or (view.sight.invited & roster.newcomers and mending.is_lasting(view, header))
     if changes and mending.have_left(view, header):
         return _go_on(view, header, now)
-    if action := mending.leave(view, header, reason) if reason else mending.step(view, header):
+    if reason:
+        action = mending.leave(view, header, reason, at_commit=not is_hasty)
+    else:
+        action = mending.step(view, header)
+    if action:
         return Decision(action)
     if header.mending:
-        return Decision(None, end if end > now else math.inf, mending.awaited(view, header))
+        wake = min(end if end > now else math.inf, mending.commit_by(view, header))
+        return Decision(None, wake, mending.awaited(view, header))
     growth, wait = _growth(view, header, now), _wait(what, end, now) if what else Decision(None)
     return growth if growth.action else min(growth, wait, key=lambda decision: decision.wake)
 
@@ -242,6 +250,16 @@ def _departure(view: ClusterState) -> str:
     return f"{view.name(node)} leaves: {row.leaving_reason or row.leaving}"
 
 
+def _is_hasty(view: ClusterState, was_lost: bool) -> bool:
+    """Return whether workers cannot finish their step before nodes leave the round.
+
+    They can if nodes were asked to go that run, or the job was scaled.
+    """
+    roster = view.roster
+    patient = view.wishes.drained & roster.inside
+    return was_lost or bool(roster.dropped) or not roster.going <= patient
+
+
 def _growth(view: ClusterState, header: Header, now: float) -> Decision:
     """Close the round for newcomers: at once if they fill the job, else after the last call."""
     roster, (least, most) = view.roster, view.limits
@@ -261,8 +279,9 @@ def _growth(view: ClusterState, header: Header, now: float) -> Decision:
     view.sight = replace(view.sight, invited=invited)
     count = min(room, len(among.ready))
     names = view.name(min(invited)) if count == 1 else f"{count} nodes"
-    action = Mend if mending.is_lasting(view, header) else Close
-    return Decision(action(f"{names} joined"))
+    if mending.is_lasting(view, header):
+        return Decision(Mend(f"{names} joined", at_commit=True))
+    return Decision(Close(f"{names} joined"))
 
 
 # ---- a round is closing

@@ -371,3 +371,39 @@ def test_a_replacement_that_join_refuses_is_not_replaced() -> None:
     assert isinstance(state, machine.Running)
     assert not isinstance(state, machine.Mending)
     assert state.failing
+
+
+def ends_at_commit() -> tuple[machine.State, list[m.Instruction]]:
+    return play(*ALL_JOINED, RoundOver(0, "another", at_commit=True), config=TOGETHER)
+
+
+def test_workers_that_leave_at_a_commit_are_waited_for() -> None:
+    state, done = ends_at_commit()
+    assert done == [m.EndRound(at_commit=True)]
+    for rank in range(3):
+        state, told = machine.handle(TOGETHER, state, m.Parked(0, rank))
+        assert told == ((m.TellStanding("parked"),) if rank == 2 else ())
+
+
+def test_workers_are_told_to_leave_at_once_when_no_commit_comes() -> None:
+    state, _ = ends_at_commit()
+    state, told = machine.handle(TOGETHER, state, RoundOver(0, "another", at_commit=True))
+    assert told == ()
+    state, told = machine.handle(TOGETHER, state, RoundOver(0, "another"))
+    assert told == (m.EndRound(),)
+    assert machine.handle(TOGETHER, state, RoundOver(0, "another"))[1] == ()
+
+
+def test_when_a_worker_is_lost_the_others_do_not_wait_for_a_commit() -> None:
+    state, _ = ends_at_commit()
+    state, told = machine.handle(TOGETHER, state, m.WorkerEnded(0, 1, KILLED))
+    assert told == (m.EndRound(), TOLD_LOST, m.StartAhead((1,)))
+
+
+def test_a_replacement_that_joins_meanwhile_leaves_at_the_commit_too() -> None:
+    kept = RoundFormed(replace(PLACE, kept=True))
+    state, _ = machine.handle(TOGETHER, machine.Waiting(), kept)
+    for event in (m.Joined(0), m.Joined(1), RoundOver(0, "another", at_commit=True), m.Joined(2)):
+        state, _ = machine.handle(TOGETHER, state, event)
+    assert isinstance(state, machine.Mending)
+    assert state.awaited == {0, 1, 2}

@@ -27,7 +27,7 @@ async def waits(*keys: str, is_alone: bool = False, is_before: bool = False) -> 
             for key in keys:
                 await store.put(key, b"0.01")
         else:
-            await each.end_round(1)
+            await each.end_round(1, at_commit=False)
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.3)
     each.stop()
@@ -55,7 +55,7 @@ def test_the_first_that_leaves_tells_other_nodes() -> None:
         each = Recovery(asyncio.get_running_loop(), group, print, print)  # type: ignore[arg-type]
         each.start(store, is_alone=False)
         await asyncio.sleep(0.01)
-        await each.end_round(1)
+        await each.end_round(1, at_commit=False)
         await store.put(f"{RECOVERY}parked/1/0", b"2.5")
         await store.put(f"{RECOVERY}parked/1/2", b"9.5")
         await asyncio.sleep(0.05)
