@@ -31,6 +31,8 @@ JOINED = "joined"
 RECOVERY = "torsh/recovery/"
 """Prefix, in the round's store, of what a job that recovers without restarts writes there. Each
 agent and its own workers have these keys for themselves:
+notice by the agent, the seconds within which it says that a round is over whose ranks lose one
+another;
 joined/<start>/<local rank> and left/<start>/<local rank> by workers, where <start> is the round in
 which that process began, and FIXED the value of the one if it can only go on among as many workers,
 LEFT_EARLY of the other if it did not take all steps; over/<round> by the agent, once the workers

@@ -11,6 +11,7 @@ from random import Random
 
 import pytest
 from support.etcd_servers import EtcdCluster
+from support.hosts import cut_off, needs_hosts, plug_in_again, plugged
 from support.launcher import Launcher
 from support.processes import soon
 from support.trainings import (
@@ -106,7 +107,7 @@ def test_a_node_that_is_drained_leaves_after_its_step(
     ends = [node.end(300) for node in training.job.nodes]
     assert sorted(code for code, _ in ends) == [0, 0, 75], ends
     found = outcome([output for _, output in ends])
-    assert check_as_undisturbed(found, tmp_path) == [6, 4], ends
+    assert check_as_undisturbed(found, tmp_path)[-2:] == [6, 4], ends
     assert [training.repeats(node) for node in range(3)] == [[], [], []]
     assert all(set(found.last.values()) >= set(pids) for pids in before if pids[0] in found.last)
 
@@ -124,7 +125,7 @@ def test_a_job_that_is_scaled_down_shrinks_after_a_step(
     assert soon(lambda: committed(training, 0, 1, 2) > committed_before + 1, 60)
     fast.touch()
     found, outputs = training.end()
-    assert check_as_undisturbed(found, tmp_path) == [6, 4], outputs
+    assert check_as_undisturbed(found, tmp_path)[-2:] == [6, 4], outputs
     assert [training.repeats(node) for node in range(3)] == [[], [], []]
 
 
@@ -247,3 +248,50 @@ def test_agents_may_be_killed_at_any_moment(
     fast.touch()
     found, outputs = training.end(*killed)
     assert check_as_undisturbed(found, tmp_path)[-1] == 6, outputs
+
+
+def test_a_newcomer_whose_script_fails_leaves_and_the_others_keep_their_processes(
+    train: Trainings, torshrun: Launcher, tmp_path: Path, fast: Path
+) -> None:
+    training = train(2, STEPS, least=1, pause=PAUSE)
+    training.job.nodes[0].wait_for("4 workers in all", 60)
+    training.job.nodes[1].send(signal.SIGKILL)
+    training.job.nodes[0].wait_for("was lost; the others continue")
+    wait_for_steps(training, 1, 0)
+    before = training.present(0)
+    newcomer = training.job.start(torshrun.script("sys.exit(3)"))
+    code, output = newcomer.end(120)
+    assert code != 0
+    assert "so this node leaves the job" in output, output
+    training.job.nodes[0].wait_for(r"leaves: rank \d: exit code 3.*; the others continue")
+    wait_for_steps(training, 2, 0)
+    assert training.present(0) == before
+    fast.touch()
+    code, output = training.job.nodes[0].end(300)
+    assert code == 0
+    assert "(succeeded)" in output
+
+
+@needs_hosts
+@pytest.mark.netns
+def test_a_node_that_is_cut_off_commits_nothing_and_comes_back(
+    train: Trainings, tmp_path: Path, fast: Path
+) -> None:
+    with plugged(3) as hosts:
+        training = train(3, STEPS, least=2, pause=PAUSE, hosts=hosts)
+        training.job.nodes[0].wait_for("6 workers in all", 90)
+        wait_for_steps(training, 2, 0, 1, 2)
+        before = [training.present(node) for node in (0, 1)]
+        cut_off(hosts[2])
+        cut = committed(training, 0, 1, 2)
+        training.job.nodes[0].wait_for("was lost; the others continue", 90)
+        assert soon(lambda: not training.present(2), 60), "its workers are fenced"
+        wait_for_steps(training, 3, 0, 1)
+        assert committed(training, 2) <= cut + 1, "one step may have been voted for already"
+        plug_in_again(hosts[2])
+        training.wait_until_it_trains(2, starts=2 * EACH)
+        wait_for_steps(training, 3, 0, 1, 2)
+        assert [training.present(node) for node in (0, 1)] == before
+        fast.touch()
+        found, outputs = training.end()
+    assert check_as_undisturbed(found, tmp_path)[-3:] == [6, 4, 6], outputs

@@ -7,11 +7,12 @@ import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.hosts import Host
 from support.launcher import Launcher
 from support.nodes import QUICK, Job, Node
 from support.processes import soon
@@ -71,6 +72,7 @@ class Training:
         least: int = 0,
         etcd: str = "",
         kind: str = "nn",
+        hosts: Sequence[Host] = (),
         **more: str,
     ) -> None:
         launcher.environ |= {"PAUSE": more.pop("pause", "0")}
@@ -81,12 +83,18 @@ class Training:
         if etcd:
             meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={etcd}", f"--rdzv-conf={QUICK}")
             self.job = Job(launcher, f"--nnodes={nnodes}", *meet, *options)
+        if hosts:  # in the order in which nodes are started there; the first has the store
+            launcher.environ |= {"TORSH_SECRET": launcher.mark}
+            meet = ("--rdzv-backend=tcp", f"--rdzv-endpoint={hosts[0].ipv4}:29400")
+            self.job = Job(launcher, f"--nnodes={nnodes}", *meet, f"--rdzv-conf={QUICK}", *options)
+        self._hosts = hosts
         self._argv = (SCRIPT, kind, str(steps), *losses)
         for _ in range(nodes):
             self.start()
 
     def start(self) -> Node:
-        node = self.job.start(*self._argv)
+        place = self._hosts[len(self.job.nodes)].command if self._hosts else ()
+        node = self.job.start(*self._argv, within=place)
         node.wait_for("waiting for the job's nodes|round|maximum")
         return node
 

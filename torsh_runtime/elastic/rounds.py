@@ -13,10 +13,6 @@ from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.status import own_page
 
-NOTICE = 10.0
-"""Seconds within which the agent says that a round is over whose ranks lose one another."""
-NOTICE_OF_NODES = 60.0
-"""Seconds for the same in jobs of several nodes: a lost node is noticed after its ttl."""
 _ABORT_AGAIN = 0.05
 """Seconds until the group is aborted again, as long as this rank has not left it."""
 _REQUEST = 3600.0
@@ -38,7 +34,6 @@ class Rounds:
         self.number = job.env.round
         self.rank, self.world_size = job.env.rank, job.env.world_size
         """This worker's rank and the number of ranks in round `number`."""
-        self._num_nodes = job.env.num_nodes
         self._ending = -1
         """The last round that was to end at a commit."""
         self._left = threading.Event()
@@ -113,8 +108,7 @@ class Rounds:
         self._say("waits to hear that the round is over")
         try:
             key = f"over/{self.number}"
-            most = NOTICE if self._num_nodes == 1 else NOTICE_OF_NODES
-            exited = self._store.wait([key], most)[key].value
+            exited = self._store.wait([key], float(self._wait("notice")))[key].value
         except StoreTimeout:
             raise lost from None
         if exited not in (b"", AT_COMMIT):
@@ -133,7 +127,6 @@ class Rounds:
         own = json.loads(places)[self._local_rank]
         os.environ.update(own)
         self.rank, self.world_size = int(own["RANK"]), int(own["WORLD_SIZE"])
-        self._num_nodes = int(own["GROUP_WORLD_SIZE"])
 
     def _wait(self, key: str) -> bytes:
         while True:

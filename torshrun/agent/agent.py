@@ -416,7 +416,8 @@ class Agent:
             everyone = assign(self.spec, first, folder)
             self._group.start(everyone)
             if config.max_restarts:
-                self._recovery.start(store.store, is_alone=config.is_alone)
+                nodes = config.rendezvous
+                self._recovery.start(store.store, nodes.ttl if nodes else None)
             if place.kept:
                 await self._recovery.begin_round(place.round, everyone)
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had

@@ -141,7 +141,12 @@ def _start_or_restart_workers(
     config: LaunchConfig, state: Waiting, event: base.RoundFormed
 ) -> Step:
     place = event.place
-    attempt = Attempt(round=place.round, since=place.round, restarts=place.restarts)
+    attempt = Attempt(
+        round=place.round,
+        since=place.round,
+        restarts=place.restarts,
+        is_dispensable=place.kept and mending.has_enough_others(config, place),
+    )
     if state.stopped_by:  # too late: this node is leaving
         report = base.Report(round=place.round, outcome="stopped")
         return replace(state, attempt=attempt), (protocol.TellRendezvous(report),)
@@ -202,7 +207,8 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
             if not mending.fails_repeatedly(state, event):
                 return mending.lose(state, event)
             stopping, stop = _stop_workers(config, state, "failure")
-            return stopping, (protocol.TellUnfit(event.rank, event.status), *stop)
+            unfit = protocol.TellUnfit(event.rank, event.status, state.attempt.is_dispensable)
+            return stopping, (unfit, *stop)
         return _on_worker_exit(config, state, event)
     if isinstance(event, protocol.Hung):
         if mending.defers(config, state, event):
@@ -237,7 +243,7 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
     if isinstance(event, protocol.ParkingOver):
         return state, (protocol.KillWorkers(tuple(sorted(state.awaited))),)
     if isinstance(event, base.RoundMended):
-        return mending.next_round(state, event.place)
+        return mending.next_round(config, state, event.place)
     if isinstance(event, base.RoundOver):
         return mending.end_round(config, state, event)
     if isinstance(event, protocol.Hung | protocol.SettleOver):
@@ -411,6 +417,8 @@ def _what_became(
         return "noticed", exit_codes.PREEMPTED
     if state.stopped_by and found.signo in (state.stopped_by, *state.attempt.noticed):
         return "stopped", 0
+    if state.attempt.is_dispensable and not (state.stopped_by or state.decided):
+        return "lost", found.code
     return "failed", found.code
 
 

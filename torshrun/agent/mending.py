@@ -25,6 +25,7 @@ def joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
     own = {event.rank}
     fresh, joined, fixed = state.fresh - own, state.joined - own, state.fixed - own
     if isinstance(event, protocol.Joined):
+        state = replace(state, attempt=replace(state.attempt, is_dispensable=False))
         joined |= own & state.alive
         fixed |= own & joined if event.is_fixed else set()
     elif event.is_early:
@@ -205,9 +206,20 @@ def is_hopeless(config: LaunchConfig, state: Mending) -> bool:
     return is_bare or not state.alive <= state.joined | state.fresh
 
 
-def next_round(state: Mending, place: base.NodeAssignment) -> Step:
+def has_enough_others(config: LaunchConfig, place: base.NodeAssignment) -> bool:
+    """Return whether the job has enough nodes without this one."""
+    return place.num_nodes > config.min_nodes
+
+
+def next_round(config: LaunchConfig, state: Mending, place: base.NodeAssignment) -> Step:
     """Begin the next round, with replacements of the lost workers."""
-    attempt = replace(state.attempt, round=place.round, restarts=place.restarts)
+    is_dispensable = state.attempt.is_dispensable and has_enough_others(config, place)
+    attempt = replace(
+        state.attempt,
+        round=place.round,
+        restarts=place.restarts,
+        is_dispensable=is_dispensable,
+    )
     running = Running(
         attempt=attempt,
         alive=state.alive | state.lost,

@@ -205,11 +205,13 @@ class KillWorkers(NamedTuple):
 
 
 class TellUnfit(NamedTuple):
-    """Tell the user that all workers are restarted, as replacements of this rank fail in the same
-    way before they join."""
+    """Tell the user that replacements of this rank fail in the same way before they join, so that
+    all workers are restarted, or the others go on without this node."""
 
     rank: int
     status: int
+    leaves: bool = False
+    """True if this node leaves the job, which it came to."""
 
 
 class WatchOn(NamedTuple):

@@ -25,6 +25,13 @@ from torshrun.workers.group import WorkerGroup
 from torshrun.workers.spec import Assignment
 from torshrun.workers.worker import Worker
 
+NOTICE = 10.0
+"""Seconds within which workers hear that a round is over whose ranks lose one another."""
+NOTICE_OF_NODES = 60.0
+"""Seconds at least for the same in jobs of several nodes."""
+NOTICE_TTLS = 4
+"""Number of ttls after which the loss of a node is known for sure. If it leads, another node is
+elected after its lease, and waits for two ttls until what the leader has granted has run out."""
 PARK_BOUND = 300.0
 """Seconds in which the first survivor has to notice that the round is over."""
 PARK_LEAST = 5.0
@@ -55,9 +62,14 @@ class Recovery:
         """The seconds of the longest step that a worker of any node has told as the first that has
         left a round, by the round's number."""
 
-    def start(self, store: Store, *, is_alone: bool) -> None:
-        """Follow the workers that have this store, and what agents of other nodes tell there."""
-        self._store = store
+    def start(self, store: Store, ttl: float | None) -> None:
+        """Follow the workers that have this store, and what agents of other nodes tell there.
+
+        `ttl` is that of the nodes; None if there is one node.
+        """
+        self._store, is_alone = store, ttl is None
+        notice = NOTICE if ttl is None else max(NOTICE_OF_NODES, NOTICE_TTLS * ttl)
+        self._spawn(_put_first(store, f"{RECOVERY}notice", str(notice).encode()))
         self._is_alone, self._first_parked = is_alone, {}
         self._ending, self._is_hasty = -1, True
         self._spawn(self._watch(store))

@@ -22,6 +22,9 @@ class Attempt:
     """Signals that were passed on to the workers as a notice."""
     refused: bool = False
     """True if a worker's program was refused by join(): it would be after each restart, too."""
+    is_dispensable: bool = False
+    """True if this node came to others that go on without it, and none of its workers has joined
+    them so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
