@@ -18,9 +18,12 @@ from support.trainings import (
     EACH,
     Training,
     Trainings,
+    changes,
     check_as_undisturbed,
+    check_samples,
     outcome,
     trainings,
+    worlds,
 )
 
 STEPS, PAUSE = 200, "0.4"
@@ -70,6 +73,7 @@ def test_a_job_goes_on_smaller_and_grows_again(
     fast.touch()
     found, outputs = training.end(2)
     assert check_as_undisturbed(found, tmp_path)[-3:] == [6, 4, 6], outputs
+    assert all("1 of its 4 nodes did not stay to the end" in outputs[n] for n in (0, 1, 3))
 
 
 def test_the_others_repeat_no_step_when_a_node_comes(
@@ -254,7 +258,8 @@ def test_a_newcomer_whose_script_fails_leaves_and_the_others_keep_their_processe
     train: Trainings, torshrun: Launcher, tmp_path: Path, fast: Path
 ) -> None:
     training = train(2, STEPS, least=1, pause=PAUSE)
-    training.job.nodes[0].wait_for("4 workers in all", 60)
+    training.wait_until_it_trains()
+    wait_for_steps(training, 1, 0, 1)
     training.job.nodes[1].send(signal.SIGKILL)
     training.job.nodes[0].wait_for("was lost; the others continue")
     wait_for_steps(training, 1, 0)
@@ -263,7 +268,7 @@ def test_a_newcomer_whose_script_fails_leaves_and_the_others_keep_their_processe
     code, output = newcomer.end(120)
     assert code != 0
     assert "so this node leaves the job" in output, output
-    training.job.nodes[0].wait_for(r"leaves: rank \d: exit code 3.*; the others continue")
+    training.job.nodes[0].wait_for(r"leaves: ranks? .*: exit code 3.*; the others continue")
     wait_for_steps(training, 2, 0)
     assert training.present(0) == before
     fast.touch()
@@ -275,7 +280,7 @@ def test_a_newcomer_whose_script_fails_leaves_and_the_others_keep_their_processe
 @needs_hosts
 @pytest.mark.netns
 def test_a_node_that_is_cut_off_commits_nothing_and_comes_back(
-    train: Trainings, tmp_path: Path, fast: Path
+    train: Trainings, fast: Path
 ) -> None:
     with plugged(3) as hosts:
         training = train(3, STEPS, least=2, pause=PAUSE, hosts=hosts)
@@ -294,4 +299,6 @@ def test_a_node_that_is_cut_off_commits_nothing_and_comes_back(
         assert [training.present(node) for node in (0, 1)] == before
         fast.touch()
         found, outputs = training.end()
-    assert check_as_undisturbed(found, tmp_path)[-3:] == [6, 4, 6], outputs
+    assert changes(worlds(found))[-3:] == [6, 4, 6], outputs
+    check_samples(found)  # bits are others than on one host, where ranks add in another order
+    assert len(found.totals) == 1, outputs

@@ -182,8 +182,18 @@ def check_as_undisturbed(found: Outcome, folder: Path, kind: str = "nn") -> list
     for step, told in found.steps.items():
         assert told <= expected.steps[step], f"step {step} was committed with two contents"
     assert found.totals == expected.totals
-    for first in range(0, len(sizes) - SAMPLES // BATCH + 1, SAMPLES // BATCH):
-        epoch = [expected.steps[step] for step in range(first, first + SAMPLES // BATCH)]
+    check_samples(expected)
+    return changes(sizes)
+
+
+def changes(sizes: list[int]) -> list[int]:
+    """These numbers of ranks, each once in a row."""
+    return [size for n, size in enumerate(sizes) if n == 0 or sizes[n - 1] != size]
+
+
+def check_samples(found: Outcome) -> None:
+    """Check that each sample was taken once in each epoch."""
+    for first in range(0, len(found.steps) - SAMPLES // BATCH + 1, SAMPLES // BATCH):
+        epoch = [found.steps[step] for step in range(first, first + SAMPLES // BATCH)]
         taken = [index for step in epoch for told in step for index in told.split()[:-1]]
         assert sorted(map(int, taken)) == [*range(SAMPLES)], "a sample was lost, or taken twice"
-    return [size for n, size in enumerate(sizes) if n == 0 or sizes[n - 1] != size]

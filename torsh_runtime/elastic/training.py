@@ -64,6 +64,7 @@ class Training:
         """Hold the parts. `rounds` is None if nobody replaces lost workers."""
         self._parts, self._group, self._seed, self._rounds = parts, group, seed, rounds
         self._checks = checks
+        self._pid = os.getpid()
         if rounds is not None and isinstance(group, JobGroup):
             group.recovers()
         self.number = 0
@@ -138,7 +139,8 @@ class Training:
         finally:
             self._parts.forget()
             has_failed = step is not None and step.has_failed
-            if self._rounds is not None and not has_failed:  # or its end counts as a loss
+            is_here = os.getpid() == self._pid
+            if self._rounds is not None and is_here and not has_failed:  # or its end is a loss
                 self._rounds.leave(is_early=not is_through)
             self._rounds = None
 
@@ -176,8 +178,10 @@ class Training:
         """Go back to the last commit, with the other ranks, in the next round if one was lost.
 
         Raises `lost` if the round is not over, as after an abort() of the program's own, and if
-        the state is corrupt and not to be healed.
+        the state is corrupt and not to be healed, and in a forked child, which is no rank.
         """
+        if os.getpid() != self._pid:  # what speaks to the agent is its parent's
+            raise lost
         try:
             if isinstance(lost, StateCorrupted):
                 self._heal_corrupted(lost)

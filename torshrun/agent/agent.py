@@ -18,7 +18,6 @@ from torsh_runtime.errors import TorshError
 from torsh_runtime.transitions import Machine
 from torshrun import exit_codes, own_programs
 from torshrun.agent import machine, protocol
-from torshrun.agent.announcement_texts import unfit
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.corruption import Corruption
@@ -445,7 +444,7 @@ class Agent:
             self._kill(instruction)
         elif isinstance(instruction, protocol.TellUnfit):
             rank = self._group.workers[instruction.rank].rank
-            self._tell.say(unfit(instruction._replace(rank=rank)))
+            self._tell.unfit(instruction._replace(rank=rank))
         elif isinstance(instruction, protocol.WatchOn):
             assert self._round is not None
             self._hangs.start(self._round)

@@ -35,7 +35,7 @@ report.
 # What a place has from the round's header: of node rank 0, and of the round.
 _OF_NODE_0 = ("master_addr", "master_port", "jax_port", "store_node", "store_endpoint")
 _FOR_WORKERS = ("restarts", "world_size", "since", "kept", *_OF_NODE_0)
-_FOR_PEOPLE = ("finding",)
+_FOR_PEOPLE = ("finding", "departed")
 
 
 def _fields(source: object, names: tuple[str, ...]) -> dict[str, Any]:

@@ -223,6 +223,8 @@ class Header:
     """True if workers of the round before go on in this one, in which the nodes are others."""
     since: Count = 0
     """The number of the round in which the oldest of its workers were started."""
+    departed: Count = 0
+    """Number of nodes that were in a round of the job, and are in none any more."""
     delay: float = 0.0
     """Seconds from closing to the next round."""
     drained: tuple[NodeId, ...] = ()
