@@ -296,7 +296,8 @@ def test_a_node_that_is_cut_off_commits_nothing_and_comes_back(
         plug_in_again(hosts[2])
         training.wait_until_it_trains(2, starts=2 * EACH)
         wait_for_steps(training, 3, 0, 1, 2)
-        assert [training.present(node) for node in (0, 1)] == before
+        told = training.job.nodes[0].output
+        assert [training.present(node) for node in (0, 1)] == before, told
         fast.touch()
         found, outputs = training.end()
     assert changes(worlds(found))[-3:] == [6, 4, 6], outputs

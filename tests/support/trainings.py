@@ -20,6 +20,8 @@ from support.processes import soon
 SCRIPT = str(Path(__file__).with_name("recovering.py"))
 BATCH, SAMPLES = 12, 60
 """The script's."""
+PATIENT = "last_call_timeout=0.5,ttl=4,join_timeout=120,close_timeout=5"
+"""For nodes that may be cut off from the store for a while."""
 EACH = 2
 """Number of workers of a node."""
 MOST = 6
@@ -86,7 +88,9 @@ class Training:
         if hosts:  # in the order in which nodes are started there; the first has the store
             launcher.environ |= {"TORSH_SECRET": launcher.mark}
             meet = ("--rdzv-backend=tcp", f"--rdzv-endpoint={hosts[0].ipv4}:29400")
-            self.job = Job(launcher, f"--nnodes={nnodes}", *meet, f"--rdzv-conf={QUICK}", *options)
+            self.job = Job(
+                launcher, f"--nnodes={nnodes}", *meet, f"--rdzv-conf={PATIENT}", *options
+            )
         self._hosts = hosts
         self._argv = (SCRIPT, kind, str(steps), *losses)
         for _ in range(nodes):

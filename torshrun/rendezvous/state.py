@@ -291,7 +291,9 @@ def _change(view: ClusterState, header: Header, now: float) -> Decision:
     roster = view.roster
     if view.misses_untold:
         return Decision(Adopt())
-    waits = _unfenced(view, roster.inside, now)
+    # Workers that were to move to this round run in the one before until their agent hears of it.
+    late = {node for node in roster.placed if view.rows[node].state == "inside"} | roster.strays
+    waits = _unfenced(view, roster.inside | late, now)
     if waits:
         return waits
     changed = roster.apart or roster.going or roster.dropped or roster.unaccounted

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from support.led_nodes import TTL, act, decide, header, inside, node, settings, view
+import pytest
+from support.led_nodes import TTL, act, close, decide, header, inside, node, settings, view
 
 from torshrun.rendezvous.actions import Close, Conclude, Form, Mend, Mended
 from torshrun.rendezvous.cluster_state import ClusterState
@@ -204,3 +205,20 @@ def test_a_job_that_is_scaled_down_shrinks_at_a_commit() -> None:
     seen = three()
     seen.wishes.size = SizeWanted(min_nodes=1, max_nodes=2)
     assert act(seen) == Mend("the job was scaled to 2 nodes", at_commit=True)
+
+
+@pytest.mark.parametrize("leads", ["this leader", "another"])
+def test_no_round_follows_while_workers_run_that_were_to_move_to_the_last_one(leads: str) -> None:
+    moves = lasting("b", 1, standing="parked")
+    seen = view(moves, header=opened(2), rules=RULES)
+    if leads == "this leader":
+        seen.sight = seen.sight.with_places("u", ["a", "b"])
+    kept = opened(2, token="u", number=1, kept=True)
+    seen.take_header(kept, 1.0)
+    ended = {"state": "reported", "outcome": "stopped"}
+    seen.put(inside("a", 0, round=1, token="u", sequence=3, **ended), 9)
+    close(seen, replace(kept, phase="closing"), 2.0)
+    told = decide(seen, LOST)
+    assert (told.action, told.why) == (None, "for node b to stop the workers there")
+    seen.put(node("b", round=0, token="t", sequence=4), 10)
+    assert isinstance(act(seen, 2 * LOST), Form)
