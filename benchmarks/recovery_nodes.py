@@ -90,7 +90,7 @@ class Training:
             if len(moments) == len(hosts):
                 return max(moments)
             time.sleep(0.05)
-        raise RunError(f"no commit of {world} ranks in {PATIENCE:g} s: {self.place.told()[-2000:]}")
+        raise RunError(f"no commit of {world} ranks in {PATIENCE:g} s: {self.place.told()}")
 
     def gaps(self, host: Host, since: float = 0.0, until: float = float("inf")) -> list[float]:
         """Return the seconds between commits on a host in this time."""

@@ -21,6 +21,7 @@ from support.trainings import (
     changes,
     check_as_undisturbed,
     check_samples,
+    kill,
     outcome,
     trainings,
     worlds,
@@ -90,6 +91,30 @@ def test_the_others_repeat_no_step_when_a_node_comes(
     training.wait_until_it_trains(2)
     wait_for_steps(training, 2, 0, 2)
     assert (training.repeats(0), training.present(0)) == (repeated, before)
+    fast.touch()
+    found, outputs = training.end(1)
+    assert check_as_undisturbed(found, tmp_path)[-2:] == [2, 4], outputs
+
+
+def test_a_worker_may_be_lost_while_the_round_is_to_end_at_a_commit(
+    train: Trainings, tmp_path: Path, fast: Path
+) -> None:
+    """Nobody can commit then: the others do not wait for that."""
+    training = train(2, STEPS, least=1, pause="2")
+    training.wait_until_it_trains()
+    wait_for_steps(training, 1, 0, 1)
+    training.job.nodes[1].send(signal.SIGKILL)
+    training.job.nodes[0].wait_for("was lost; the others continue")
+    wait_for_steps(training, 1, 0)
+    before = training.present(0)
+    training.start()
+    training.job.nodes[0].wait_for("ends at the next commit: .* joined", 90)
+    kill(before[-1:])
+    training.job.nodes[0].wait_for("is over: .* has lost workers")
+    training.wait_until_it_trains(0, starts=EACH + 1)
+    training.wait_until_it_trains(2)
+    wait_for_steps(training, 1, 0, 2)
+    assert set(training.present(0)) > set(before[:-1])
     fast.touch()
     found, outputs = training.end(1)
     assert check_as_undisturbed(found, tmp_path)[-2:] == [2, 4], outputs
