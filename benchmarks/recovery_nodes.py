@@ -110,7 +110,7 @@ LOSSES: Mapping[str, Callable[[Site, Host], None]] = {
 
 
 def measure(training: Training, times: int) -> tuple[dict[str, Figures], float]:
-    """Lose nodes, and return what that costs by who was lost and how, and the step's seconds."""
+    """Return what the loss of nodes costs, by who was lost and how, and the step's seconds."""
     place, found = training.place, dict[str, Figures]()
     training.await_commit(place.hosts, NODES, 0.0)
     time.sleep(2 * SETTLE)

@@ -63,7 +63,8 @@ def outcome(outputs: list[str]) -> Outcome:
 
 
 class Training:
-    """Nodes that train together; `pause` is how long a step takes at least."""
+    """Nodes that train together; `pause` is how long a step takes at least. `begin` of them are
+    started at first; 0 is all."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Training:
         etcd: str = "",
         kind: str = "nn",
         hosts: Sequence[Host] = (),
+        begin: int = 0,
         **more: str,
     ) -> None:
         launcher.environ |= {"PAUSE": more.pop("pause", "0")}
@@ -93,7 +95,7 @@ class Training:
             )
         self._hosts = hosts
         self._argv = (SCRIPT, kind, str(steps), *losses)
-        for _ in range(nodes):
+        for _ in range(begin or nodes):
             self.start()
 
     def start(self) -> Node:

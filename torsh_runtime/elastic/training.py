@@ -145,7 +145,7 @@ class Training:
             self._rounds = None
 
     def _end_round_if_agreed(self) -> None:
-        """Meet the ranks of the next round, if all have agreed that this one ends here."""
+        """Go on in the next round, if all ranks have agreed that this one ends here."""
         if self._ends_round:
             self.recover(
                 CommAborted(
