@@ -80,31 +80,24 @@ def test_a_job_goes_on_smaller_and_grows_again(
 def test_the_others_repeat_no_step_when_a_node_comes(
     train: Trainings, tmp_path: Path, fast: Path
 ) -> None:
-    training = train(2, STEPS, least=1, pause="1")
-    training.job.nodes[0].wait_for("4 workers in all", 90)
-    training.job.nodes[1].send(signal.SIGKILL)
-    training.job.nodes[0].wait_for("was lost; the others continue")
-    wait_for_steps(training, 1, 0)
-    repeated, before = training.repeats(0), training.present(0)
+    training = train(2, STEPS, least=1, begin=1, pause="1")
+    wait_for_steps(training, 2, 0)
+    before = training.present(0)
     training.start()
     training.job.nodes[0].wait_for("ends at the next commit: .* joined", 90)
-    training.wait_until_it_trains(2)
-    wait_for_steps(training, 2, 0, 2)
-    assert (training.repeats(0), training.present(0)) == (repeated, before)
+    training.wait_until_it_trains(1)
+    wait_for_steps(training, 2, 0, 1)
+    assert (training.repeats(0), training.present(0)) == ([], before)
     fast.touch()
-    found, outputs = training.end(1)
-    assert check_as_undisturbed(found, tmp_path)[-2:] == [2, 4], outputs
+    found, outputs = training.end()
+    assert check_as_undisturbed(found, tmp_path) == [2, 4], outputs
 
 
 def test_a_worker_may_be_lost_while_the_round_is_to_end_at_a_commit(
     train: Trainings, tmp_path: Path, fast: Path
 ) -> None:
     """Nobody can commit then: the others do not wait for that."""
-    training = train(2, STEPS, least=1, pause="2")
-    training.wait_until_it_trains()
-    wait_for_steps(training, 1, 0, 1)
-    training.job.nodes[1].send(signal.SIGKILL)
-    training.job.nodes[0].wait_for("was lost; the others continue")
+    training = train(2, STEPS, least=1, begin=1, pause="2")
     wait_for_steps(training, 1, 0)
     before = training.present(0)
     training.start()
@@ -112,12 +105,12 @@ def test_a_worker_may_be_lost_while_the_round_is_to_end_at_a_commit(
     kill(before[-1:])
     training.job.nodes[0].wait_for("is over: .* has lost workers")
     training.wait_until_it_trains(0, starts=EACH + 1)
-    training.wait_until_it_trains(2)
-    wait_for_steps(training, 1, 0, 2)
+    training.wait_until_it_trains(1)
+    wait_for_steps(training, 1, 0, 1)
     assert set(training.present(0)) > set(before[:-1])
     fast.touch()
-    found, outputs = training.end(1)
-    assert check_as_undisturbed(found, tmp_path)[-2:] == [2, 4], outputs
+    found, outputs = training.end()
+    assert check_as_undisturbed(found, tmp_path) == [2, 4], outputs
 
 
 def test_a_node_that_is_drained_leaves_after_its_step(
@@ -282,11 +275,7 @@ def test_agents_may_be_killed_at_any_moment(
 def test_a_newcomer_whose_script_fails_leaves_and_the_others_keep_their_processes(
     train: Trainings, torshrun: Launcher, tmp_path: Path, fast: Path
 ) -> None:
-    training = train(2, STEPS, least=1, pause=PAUSE)
-    training.wait_until_it_trains()
-    wait_for_steps(training, 1, 0, 1)
-    training.job.nodes[1].send(signal.SIGKILL)
-    training.job.nodes[0].wait_for("was lost; the others continue")
+    training = train(2, STEPS, least=1, begin=1, pause=PAUSE)
     wait_for_steps(training, 1, 0)
     before = training.present(0)
     newcomer = training.job.start(torshrun.script("sys.exit(3)"))
