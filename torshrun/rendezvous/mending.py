@@ -51,6 +51,16 @@ def step(view: ClusterState, header: Header) -> Action | None:
     return Mended(history(view, header))
 
 
+def is_hasty(view: ClusterState, *, was_lost: bool) -> bool:
+    """Return whether workers cannot finish their step before nodes leave the round.
+
+    They can if nodes were asked to go that run, or the job was scaled.
+    """
+    roster = view.roster
+    patient = view.wishes.drained & roster.inside
+    return was_lost or bool(roster.dropped) or not roster.going <= patient
+
+
 def hurry(view: ClusterState, header: Header, reason: str, now: float) -> Action | None:
     """Return what has workers leave the round at once that were to do so at their next commit.
 

@@ -184,7 +184,7 @@ def _keep_open(view: ClusterState, header: Header, now: float) -> Decision:
     is_adopted = is_anothers and not roster.unaccounted and not roster.apart
     if view.untold or view.misses_untold or is_adopted:
         return Decision(Adopt())
-    is_hasty = _is_hasty(view, bool(in_vain) and end <= now)
+    is_hasty = mending.is_hasty(view, was_lost=bool(in_vain) and end <= now)
     if action := mending.hurry(view, header, reason if is_hasty else "", now):
         return Decision(action)
     changes = reason or (view.sight.invited & roster.newcomers and mending.is_lasting(view, header))
@@ -248,16 +248,6 @@ def _departure(view: ClusterState) -> str:
     if node in view.wishes.drained:
         return f"{view.name(node)} was drained"
     return f"{view.name(node)} leaves: {row.leaving_reason or row.leaving}"
-
-
-def _is_hasty(view: ClusterState, was_lost: bool) -> bool:
-    """Return whether workers cannot finish their step before nodes leave the round.
-
-    They can if nodes were asked to go that run, or the job was scaled.
-    """
-    roster = view.roster
-    patient = view.wishes.drained & roster.inside
-    return was_lost or bool(roster.dropped) or not roster.going <= patient
 
 
 def _growth(view: ClusterState, header: Header, now: float) -> Decision:
