@@ -31,10 +31,14 @@ JOINED = "joined"
 RECOVERY = "torsh/recovery/"
 """Prefix, in the round's store, of what a job that recovers without restarts writes there. Each
 agent and its own workers have these keys for themselves:
+notice by the agent, the seconds within which it says that a round is over whose ranks lose one
+another;
 joined/<start>/<local rank> and left/<start>/<local rank> by workers, where <start> is the round in
 which that process began, and FIXED the value of the one if it can only go on among as many workers,
 LEFT_EARLY of the other if it did not take all steps; over/<round> by the agent, once the workers
-are to leave the round, with the rank of one that has ended well and is not replaced;
+are to leave the round, with AT_COMMIT if they are to do so at their next commit, or with the rank
+of one that has ended well and is not replaced; now/<round> by the agent, once they are not to wait
+for that commit any more;
 parked/<round>/<local rank> by each survivor, with the seconds of its longest step;
 refused/<start>/<local rank> by a worker that is about to end as join() refuses its program;
 corrupted/<start>/<local rank> by one of the ranks whose state is corrupt, with the facts;
@@ -42,6 +46,7 @@ round/<round> by the agent, once that has begun: the variables of PLACE of each 
 JSON, in the order of local ranks."""
 FIXED = b"fixed"
 LEFT_EARLY = b"early"
+AT_COMMIT = b"at commit"
 EXITED = "torsh/exited/"
 """Prefix, in the round's store, of the rank that has ended well before the last step of a job that
 recovers without restarts, by round. Its agent writes it, and those of other nodes tell their own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -69,54 +68,32 @@ def end_well(torshrun: Launcher, nodes: list[Node]) -> None:
         assert code == 0, output
 
 
-def copy(etcd: EtcdCluster, name: str) -> Path:
-    """What a snapshot holds."""
-    (member,) = etcd.members
-    kept = etcd.folder / name
-    member.kill()
-    shutil.copytree(etcd.folder / "m0", kept)
-    member.start()
-    etcd.await_all()
-    return kept
-
-
-def put_back(etcd: EtcdCluster, kept: Path | None) -> None:
-    """Another etcd stands in the place of the first, as it was then, or (None) empty."""
-    (member,) = etcd.members
-    member.kill()
-    shutil.rmtree(etcd.folder / "m0")
-    if kept:
-        shutil.copytree(kept, etcd.folder / "m0")
-    member.start()
-    etcd.await_all()
-
-
 def prepare(etcd: EtcdCluster) -> Path:
     """What an empty etcd holds, and beside it what one does in which others write so much that its
     revision is higher than it ever is with the job.
     """
-    before = copy(etcd, "before")
+    before = etcd.copy("before")
     for _ in range(500):
         etcd.members[0].post("kv/put", {"key": "YQ==", "value": "YQ=="})
-    copy(etcd, "overtaken")
-    put_back(etcd, before)
+    etcd.copy("overtaken")
+    etcd.put_back(before)
     return before
 
 
 def wiped(etcd: EtcdCluster, before: Path, during: Path) -> None:
-    put_back(etcd, None)
+    etcd.put_back(None)
 
 
 def wiped_and_overtaken(etcd: EtcdCluster, before: Path, during: Path) -> None:
-    put_back(etcd, before.with_name("overtaken"))
+    etcd.put_back(before.with_name("overtaken"))
 
 
 def restored_from_before(etcd: EtcdCluster, before: Path, during: Path) -> None:
-    put_back(etcd, before)
+    etcd.put_back(before)
 
 
 def restored_from_the_middle(etcd: EtcdCluster, before: Path, during: Path) -> None:
-    put_back(etcd, during)
+    etcd.put_back(during)
 
 
 @pytest.mark.etcd
@@ -140,7 +117,7 @@ def test_nodes_meet_anew_at_an_etcd_that_has_lost_them(
     with Job(torshrun, "--nnodes=3", "--max-restarts=3", *meet, f"--rdzv-conf={conf}") as job:
         nodes = [job.start(script) for _ in range(3)]
         assert soon(lambda: all("place" in node.output for node in nodes), PATIENCE)
-        during = copy(etcd, "during")
+        during = etcd.copy("during")
         torshrun.make("fail")
         until_all_train(nodes, 1)
         took = []

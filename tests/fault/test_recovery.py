@@ -17,7 +17,7 @@ import pytest
 from support.launcher import Launcher
 from support.processes import soon
 
-from torsh_runtime.elastic.rounds import NOTICE
+from torshrun.agent.recovery import NOTICE
 
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
 RANKS = 3

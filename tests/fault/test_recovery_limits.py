@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from support.launcher import Launcher
 
+from torshrun.agent.recovery import NOTICE
+
 BEGIN = """
     import numpy as np
     import torsh_runtime as tr
@@ -128,3 +130,49 @@ def test_groups_are_made_again_after_a_training(torshrun: Launcher, victim: int)
     assert code == 0, err
     assert len(re.findall(r"again [01] [012] 3\.0", out)) == 6, out
     assert Path(torshrun.folder / "killed").exists()
+
+
+def test_a_forked_child_commits_nothing_and_leaves_its_parent_alone(torshrun: Launcher) -> None:
+    train = """
+    child = 0
+    for step in job.steps(6):
+        with step:
+            (model(nn.Tensor(np.ones((2, 4), np.float32))) ** 2).mean().backward()
+            if step.number == 2 and rank == 1 and not child:
+                child, forked = os.fork() or -1, time.monotonic()
+            step.commit()
+        if child < 0:
+            print("the child goes on", flush=True)
+    _, status = os.waitpid(child, 0) if child else (0, 0)
+    print("end", rank, job.number, status, flush=True)
+    if child:
+        print("after", time.monotonic() - forked, flush=True)
+    """
+    script = torshrun.script(BEGIN + JOIN + train)
+    code, out, err = torshrun.run("--nproc-per-node=2", "--max-restarts=1", script)
+    assert code == 0, err
+    seconds = float(re.findall(r"after (.*)", out)[0])
+    assert seconds < NOTICE, "it waited to hear from its parent's agent"
+    assert sorted(re.findall(r"end .*", out)) == ["end 0 6 0", "end 1 6 256"]
+    assert "the child goes on" not in out
+    assert "this process is a fork of a rank and no rank itself" in err
+
+
+def test_a_join_that_was_refused_keeps_no_model(torshrun: Launcher) -> None:
+    body = (
+        BEGIN
+        + """
+    import weakref
+    kept = weakref.ref(model)
+    try:
+        tr.elastic.join(model=model, optimizer=optimizer, number=3)
+    except tr.ConfigError:
+        del model, optimizer
+    import gc
+    gc.collect()
+    print("kept", kept() is not None, flush=True)
+    """
+    )
+    code, out, err = torshrun.run("--nproc-per-node=2", "--max-restarts=1", torshrun.script(body))
+    assert code == 0, err
+    assert out.count("kept False") == 2, out

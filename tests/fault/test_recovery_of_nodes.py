@@ -24,7 +24,7 @@ from support.trainings import (
     trainings,
 )
 
-from torsh_runtime.elastic.rounds import NOTICE_OF_NODES
+from torshrun.agent.recovery import NOTICE_OF_NODES
 
 
 @pytest.fixture

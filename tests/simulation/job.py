@@ -14,11 +14,13 @@ from simulation.store_faults import StoreFaults
 from simulation.virtual_loop import VirtualLoop
 from simulation.world import World
 
-from torshrun.rendezvous import rows
+from torshrun.rendezvous import mending, rows
 from torshrun.rendezvous.rows import StopWanted
 from torshrun.rendezvous.settings import Settings
 
 RUN_ID = "virtual"
+COMMIT_WITHIN = 10.0
+"""Virtual seconds in which workers commit, or leave their step."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,8 @@ class Result:
 
 
 def play(plan: Plan) -> Result:
-    """Let one run happen."""
+    """Let one run happen. It is over before a commit would be given up that does not come."""
+    mending.COMMIT_WITHIN = COMMIT_WITHIN
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(Job(plan).run())
 

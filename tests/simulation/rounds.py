@@ -58,12 +58,14 @@ class Rounds:
         self._check_restarts(before, header)
 
     def _check_mended(self, before: Header, header: Header) -> None:
-        """Nobody is in the round that is over when the next begins, and it is charged once."""
+        """Nobody is in the round that is over when the next begins, and it is charged once at most:
+        not if nobody was lost, and who was to come is gone."""
         self.count += 1
         what = f"round {header.number} follows {before.number} of the same nodes"
         check(header.number == before.number + 1, what)
         check(before.mending and not header.mending, f"{what}, which was not over")
-        check(header.restarts == before.restarts + 1 <= header.max_restarts, f"{what}: charged")
+        grown = header.restarts - before.restarts
+        check(grown in (0, 1) and header.restarts <= header.max_restarts, f"{what}: charged")
         self._check_all_have_left(before, what)
 
     def _check_kept(self, before: Header, header: Header) -> None:

@@ -173,7 +173,7 @@ class VirtualAgent:
             self._stop_soon(event.round)
         elif isinstance(event, RoundOver):
             self._tell(self.name, f"hears that round {event.round} is over: {event.reason}")
-            self._hear_over(event.round)
+            self._hear_over(event.round, event.at_commit)
         elif isinstance(event, RoundMended):
             self._go_on(event.place)
         elif isinstance(event, JobOver):
@@ -318,10 +318,12 @@ class VirtualAgent:
                 self.rendezvous.mend(number, "lost", 1.0, True)
             self._leave_round(number)
 
-    def _hear_over(self, number: int) -> None:
-        if self._may_mend(number) and self._chance.random() < 0.1:
+    def _hear_over(self, number: int, at_commit: bool) -> None:
+        if not self._may_mend(number) or self._left_round == number:
+            return
+        if self._chance.random() < 0.1:
             self.rendezvous.mend(number, "unable", 1.0, self._has_lost)
-        elif self._may_mend(number):
+        elif not at_commit or self._chance.random() < 0.9:  # else its workers never commit
             self._leave_round(number)
 
     def _may_mend(self, number: int) -> bool:

@@ -227,6 +227,26 @@ class EtcdCluster:
         for member in self.members:
             member.kill()
 
+    def copy(self, name: str) -> Path:
+        """What a snapshot of the only member holds."""
+        (member,) = self.members
+        kept = self.folder / name
+        member.kill()
+        shutil.copytree(self.folder / "m0", kept)
+        member.start()
+        self.await_all()
+        return kept
+
+    def put_back(self, kept: Path | None) -> None:
+        """Another etcd stands in the place of the first, as it was then, or (None) empty."""
+        (member,) = self.members
+        member.kill()
+        shutil.rmtree(self.folder / "m0")
+        if kept:
+            shutil.copytree(kept, self.folder / "m0")
+        member.start()
+        self.await_all()
+
     def await_all(self) -> None:
         """Wait until every member serves."""
         for member in self.members:

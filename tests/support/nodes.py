@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -92,6 +93,20 @@ class Job:
     def __exit__(self, *_: object) -> None:
         for node in self.nodes:
             node.close()
+
+    def control(self, *argv: str) -> str:
+        """What torshctl writes, once it has ended well."""
+        meet = [each for each in self._options if each.startswith(("--rdzv-b", "--rdzv-e"))]
+        ended = subprocess.run(
+            [sys.executable, "-m", "torshrun.ctl", *argv, *meet],
+            env=self.launcher.environ,
+            cwd=self.launcher.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
 
     def start(self, *argv: str, within: Sequence[str] = ()) -> Node:
         """Start one more node; `within` is what goes before its command."""

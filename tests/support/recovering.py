@@ -190,6 +190,7 @@ def main() -> None:
     for step in job.steps(int(sys.argv[2])):
         with step:
             present[0] = step.number
+            print("begins", step.number, flush=True)
             pass_point("before", step.number)
             indices = step.next(sampler)
             loss = (model(tensor(data[indices])) ** 2).mean()

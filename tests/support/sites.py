@@ -333,13 +333,15 @@ def site(
     conf: str,
     *options: str,
     pace: float = 0.02,
+    program: Sequence[str] = (),
 ) -> Iterator[Site]:
     """So many hosts without agents yet. `etcd` makes the cluster, with its files in a folder; its
-    members are to listen on all addresses. `pace`: seconds between two steps of a worker.
+    members are to listen on all addresses. `pace`: seconds between two steps of a worker, unless
+    workers run another `program`.
     """
     for name in ("diaries", "etcd"):
         (launcher.folder / name).mkdir()
-    program = (launcher.script(_WORKER), str(pace))
+    program = program or (launcher.script(_WORKER), str(pace))
     with ExitStack() as stack:
         *hosts, far = stack.enter_context(plugged(count + 1))
         with inside(far):

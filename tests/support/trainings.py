@@ -6,11 +6,13 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.hosts import Host
 from support.launcher import Launcher
 from support.nodes import QUICK, Job, Node
 from support.processes import soon
@@ -18,11 +20,14 @@ from support.processes import soon
 SCRIPT = str(Path(__file__).with_name("recovering.py"))
 BATCH, SAMPLES = 12, 60
 """The script's."""
+PATIENT = "last_call_timeout=0.5,ttl=4,join_timeout=120,close_timeout=5"
+"""For nodes that may be cut off from the store for a while."""
 EACH = 2
 """Number of workers of a node."""
 MOST = 6
 """The budget of restarts."""
 STEP = re.compile(r"step (\d+) (.+)")
+BEGINS = re.compile(r"begins (\d+)")
 START = re.compile(r"start (\d+) (\d+) (\d+)")
 END = re.compile(r"end (\d+) (\d+) (\S+)")
 
@@ -58,7 +63,8 @@ def outcome(outputs: list[str]) -> Outcome:
 
 
 class Training:
-    """Nodes that train together; `pause` is how long a step takes at least."""
+    """Nodes that train together; `pause` is how long a step takes at least. `begin` of them are
+    started at first; 0 is all."""
 
     def __init__(
         self,
@@ -69,6 +75,8 @@ class Training:
         least: int = 0,
         etcd: str = "",
         kind: str = "nn",
+        hosts: Sequence[Host] = (),
+        begin: int = 0,
         **more: str,
     ) -> None:
         launcher.environ |= {"PAUSE": more.pop("pause", "0")}
@@ -79,12 +87,20 @@ class Training:
         if etcd:
             meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={etcd}", f"--rdzv-conf={QUICK}")
             self.job = Job(launcher, f"--nnodes={nnodes}", *meet, *options)
+        if hosts:  # in the order in which nodes are started there; the first has the store
+            launcher.environ |= {"TORSH_SECRET": launcher.mark}
+            meet = ("--rdzv-backend=tcp", f"--rdzv-endpoint={hosts[0].ipv4}:29400")
+            self.job = Job(
+                launcher, f"--nnodes={nnodes}", *meet, f"--rdzv-conf={PATIENT}", *options
+            )
+        self._hosts = hosts
         self._argv = (SCRIPT, kind, str(steps), *losses)
-        for _ in range(nodes):
+        for _ in range(begin or nodes):
             self.start()
 
     def start(self) -> Node:
-        node = self.job.start(*self._argv)
+        place = self._hosts[len(self.job.nodes)].command if self._hosts else ()
+        node = self.job.start(*self._argv, within=place)
         node.wait_for("waiting for the job's nodes|round|maximum")
         return node
 
@@ -98,6 +114,11 @@ class Training:
             node = self.job.nodes[number]
             assert soon(lambda: len(self.pids(number)) >= starts, 40), node.output  # noqa: B023
         time.sleep(0.3)
+
+    def repeats(self, number: int) -> list[int]:
+        """The steps that a node's workers have begun more often than once each."""
+        begun = Counter(map(int, BEGINS.findall(self.job.nodes[number].output)))
+        return sorted(step for step, times in begun.items() if times > EACH)
 
     def present(self, number: int) -> list[int]:
         return [pid for pid in self.pids(number) if Path(f"/proc/{pid}").exists()]
@@ -167,8 +188,18 @@ def check_as_undisturbed(found: Outcome, folder: Path, kind: str = "nn") -> list
     for step, told in found.steps.items():
         assert told <= expected.steps[step], f"step {step} was committed with two contents"
     assert found.totals == expected.totals
-    for first in range(0, len(sizes) - SAMPLES // BATCH + 1, SAMPLES // BATCH):
-        epoch = [expected.steps[step] for step in range(first, first + SAMPLES // BATCH)]
+    check_samples(expected)
+    return changes(sizes)
+
+
+def changes(sizes: list[int]) -> list[int]:
+    """These numbers of ranks, each once in a row."""
+    return [size for n, size in enumerate(sizes) if n == 0 or sizes[n - 1] != size]
+
+
+def check_samples(found: Outcome) -> None:
+    """Check that each sample was taken once in each epoch."""
+    for first in range(0, len(found.steps) - SAMPLES // BATCH + 1, SAMPLES // BATCH):
+        epoch = [found.steps[step] for step in range(first, first + SAMPLES // BATCH)]
         taken = [index for step in epoch for told in step for index in told.split()[:-1]]
         assert sorted(map(int, taken)) == [*range(SAMPLES)], "a sample was lost, or taken twice"
-    return [size for n, size in enumerate(sizes) if n == 0 or sizes[n - 1] != size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -128,11 +129,12 @@ _joined = False
 def _end_job_by(error: ConfigError, group: ProcessGroup | None) -> None:
     """Have the agent end the job if this error ends the process, as it would after each restart."""
     rounds, before = _rounds(group), sys.excepthook
+    ended_by = weakref.ref(error)  # its traceback has the model, which a program may do without
     if rounds is None:
         return
 
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        if value is error:
+        if value is ended_by():
             with suppress(TorshError):  # then it ends as after any other exception
                 rounds.refuse()
         before(kind, value, trace)

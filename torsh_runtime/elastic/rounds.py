@@ -7,16 +7,12 @@ import json
 import os
 import threading
 
-from torsh_runtime.contract import FIXED, LEFT_EARLY, RECOVERY
+from torsh_runtime.contract import AT_COMMIT, FIXED, LEFT_EARLY, RECOVERY
 from torsh_runtime.errors import PeerLost, StateCorrupted, StoreError, StoreTimeout, TorshError
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.status import own_page
 
-NOTICE = 10.0
-"""Seconds within which the agent says that a round is over whose ranks lose one another."""
-NOTICE_OF_NODES = 60.0
-"""Seconds for the same in jobs of several nodes: a lost node is noticed after its ttl."""
 _ABORT_AGAIN = 0.05
 """Seconds until the group is aborted again, as long as this rank has not left it."""
 _REQUEST = 3600.0
@@ -38,7 +34,8 @@ class Rounds:
         self.number = job.env.round
         self.rank, self.world_size = job.env.rank, job.env.world_size
         """This worker's rank and the number of ranks in round `number`."""
-        self._num_nodes = job.env.num_nodes
+        self._ending = -1
+        """The last round that was to end at a commit."""
         self._left = threading.Event()
         self._leaving = threading.Lock()
         """Held while the group is aborted, and when the round is left."""
@@ -50,6 +47,11 @@ class Rounds:
             target=self._listen, args=(self.number, self._left), name="torsh-rounds", daemon=True
         )
         run.start()
+
+    @property
+    def ends_at_commit(self) -> bool:
+        """Return whether the agent wants the present round to end at a commit."""
+        return self._ending == self.number
 
     def join(self, *, is_fixed: bool) -> None:
         """Tell the agent that this worker can go on without others, and has a whole state.
@@ -106,11 +108,10 @@ class Rounds:
         self._say("waits to hear that the round is over")
         try:
             key = f"over/{self.number}"
-            most = NOTICE if self._num_nodes == 1 else NOTICE_OF_NODES
-            exited = self._store.wait([key], most)[key].value
+            exited = self._store.wait([key], float(self._wait("notice")))[key].value
         except StoreTimeout:
             raise lost from None
-        if exited:
+        if exited not in (b"", AT_COMMIT):
             how = "it has ended with exit code 0 before the last step, so it is not replaced"
             raise PeerLost(int(exited), "elastic.join()", 0, how) from lost
         self._leave_round()
@@ -126,7 +127,6 @@ class Rounds:
         own = json.loads(places)[self._local_rank]
         os.environ.update(own)
         self.rank, self.world_size = int(own["RANK"]), int(own["WORLD_SIZE"])
-        self._num_nodes = int(own["GROUP_WORLD_SIZE"])
 
     def _wait(self, key: str) -> bytes:
         while True:
@@ -137,7 +137,11 @@ class Rounds:
 
     def _listen(self, number: int, left: threading.Event) -> None:
         try:
-            if self._wait(f"over/{number}"):
+            over = self._wait(f"over/{number}")
+            if over == AT_COMMIT:
+                self._ending = number
+                self._wait(f"now/{number}")
+            elif over:
                 return  # a rank has ended well: who needed it notices, and others may be through
         except StoreError:
             return  # the agent is gone, and this process with it

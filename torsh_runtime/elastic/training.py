@@ -21,6 +21,7 @@ from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.elastic.step import LOST, Step
 from torsh_runtime.errors import (
     CheckpointError,
+    CommAborted,
     CommError,
     ConfigError,
     StateCorrupted,
@@ -63,6 +64,7 @@ class Training:
         """Hold the parts. `rounds` is None if nobody replaces lost workers."""
         self._parts, self._group, self._seed, self._rounds = parts, group, seed, rounds
         self._checks = checks
+        self._pid = os.getpid()
         if rounds is not None and isinstance(group, JobGroup):
             group.recovers()
         self.number = 0
@@ -77,6 +79,8 @@ class Training:
         """Whether the ranks have ever met after a loss."""
         self._begun: list[tuple[int, Mapping[str, Any]]] = []
         """The last two steps, with the states of parts with which they have begun."""
+        self._ends_round = False
+        """Whether all ranks have agreed, at the last commit, that the round ends with it."""
         self._total = _NOTHING
         """The number of all steps, once steps() was called."""
         if rounds is not None:
@@ -128,15 +132,27 @@ class Training:
                     step.check_entered()
                     if step.is_lost:  # what followed its block follows the repeated one again
                         self._parts.go_back()
+                    self._end_round_if_agreed()
                 if self._all_are_through():
                     is_through = True
                     return
         finally:
             self._parts.forget()
             has_failed = step is not None and step.has_failed
-            if self._rounds is not None and not has_failed:  # or its end counts as a loss
+            is_here = os.getpid() == self._pid
+            if self._rounds is not None and is_here and not has_failed:  # or its end is a loss
                 self._rounds.leave(is_early=not is_through)
             self._rounds = None
+
+    def _end_round_if_agreed(self) -> None:
+        """Go on in the next round, if all ranks have agreed that this one ends here."""
+        if self._ends_round:
+            self.recover(
+                CommAborted(
+                    f"rank {self.rank}: all ranks leave the round after step {self.number - 1}, as "
+                    f"an agent wants, and this rank's agent has not said that it is over"
+                )
+            )
 
     def begin(self) -> None:
         """Begin with the state as it is, which is the same on all ranks."""
@@ -162,8 +178,10 @@ class Training:
         """Go back to the last commit, with the other ranks, in the next round if one was lost.
 
         Raises `lost` if the round is not over, as after an abort() of the program's own, and if
-        the state is corrupt and not to be healed.
+        the state is corrupt and not to be healed, and in a forked child, which is no rank.
         """
+        if os.getpid() != self._pid:  # what speaks to the agent is its parent's
+            raise lost
         try:
             if isinstance(lost, StateCorrupted):
                 self._heal_corrupted(lost)
@@ -203,6 +221,7 @@ class Training:
     def _meet(self, rounds: Rounds) -> None:
         group = self._group
         assert isinstance(group, JobGroup)
+        self._ends_round = False
         own = self._hold(group)
         former = group.rank, group.world_size
         rank, size = rounds.rank, rounds.world_size
@@ -285,7 +304,8 @@ class Training:
         if group is not None:
             own = [self.number, self._checks.checksum()]
             own += [self._total if self._is_met_anew else 0, self._digest()]
-            votes = group.all_gather_numbers(np.array(own, np.int64))
+            everyones = group.all_gather_numbers(np.array([*own, self._wishes_end()], np.int64))
+            votes, wishes = everyones[:, :-1], everyones[:, -1]
             voted, checksums, totals, _ = votes.T.tolist()
             if len({*voted}) > 1:
                 raise ConfigError(
@@ -308,12 +328,17 @@ class Training:
                 )
             if self._is_met_anew and isinstance(group, JobGroup):
                 group.settle()
+            self._ends_round = bool(wishes.any())
         self._is_whole = self._is_met_anew = False
         self._parts.step()
         self._parts.forget()
         self.number += 1
         self._is_whole = True
         self._parts.begin_to_protect(self.number)
+
+    def _wishes_end(self) -> bool:
+        """Return whether the agent here wants the round to end at a commit."""
+        return self._rounds is not None and self._rounds.ends_at_commit
 
     def _digest(self) -> int:
         """Return a checksum of what ranks may have differently after they have met anew; 0 before.
@@ -348,9 +373,13 @@ class Training:
             return True
         try:
             self._checks.compute()
-            own = np.array([self._checks.checksum()], np.int64)
-            checksums = self._group.all_gather_numbers(own)[:, 0].tolist()
+            own = np.array([self._checks.checksum(), self._wishes_end()], np.int64)
+            checksums, wishes = self._group.all_gather_numbers(own).T.tolist()
             self._checks.compare(self._group, self.number, checksums)
+            self._ends_round = any(wishes)
+            if self._ends_round:  # new workers may take the last steps anew, and need these ranks
+                self._end_round_if_agreed()
+                return False
         except (*LOST, StateCorrupted) as lost:
             self.recover(lost)
             return False

@@ -18,7 +18,6 @@ from torsh_runtime.errors import TorshError
 from torsh_runtime.transitions import Machine
 from torshrun import exit_codes, own_programs
 from torshrun.agent import machine, protocol
-from torshrun.agent.announcement_texts import unfit
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.corruption import Corruption
@@ -416,7 +415,8 @@ class Agent:
             everyone = assign(self.spec, first, folder)
             self._group.start(everyone)
             if config.max_restarts:
-                self._recovery.start(store.store, is_alone=config.is_alone)
+                nodes = config.rendezvous
+                self._recovery.start(store.store, nodes.ttl if nodes else None)
             if place.kept:
                 await self._recovery.begin_round(place.round, everyone)
         except (OSError, RuntimeError, TorshError) as error:  # Runtime: no thread to be had
@@ -432,7 +432,7 @@ class Agent:
 
     async def _mend(self, instruction: protocol.Mend) -> None:
         if isinstance(instruction, protocol.EndRound):
-            await self._end_round()
+            await self._end_round(instruction.at_commit)
         elif isinstance(instruction, protocol.StartAhead):
             await self._start_ahead(instruction.ranks)
         elif isinstance(instruction, protocol.TellExited):
@@ -444,7 +444,7 @@ class Agent:
             self._kill(instruction)
         elif isinstance(instruction, protocol.TellUnfit):
             rank = self._group.workers[instruction.rank].rank
-            self._tell.say(unfit(instruction._replace(rank=rank)))
+            self._tell.unfit(instruction._replace(rank=rank))
         elif isinstance(instruction, protocol.WatchOn):
             assert self._round is not None
             self._hangs.start(self._round)
@@ -459,11 +459,11 @@ class Agent:
         else:
             await self._replace_workers(instruction.ranks, instruction.place)
 
-    async def _end_round(self) -> None:
+    async def _end_round(self, at_commit: bool) -> None:
         self._hangs.stop()
         self._slowness.stop()
         assert self._round is not None
-        await self._recovery.end_round(self._round.number)
+        await self._recovery.end_round(self._round.number, at_commit)
 
     async def _start_ahead(self, ranks: Sequence[int]) -> None:
         """Start replacements while the survivors leave the round. They wait in join()."""

@@ -70,10 +70,12 @@ def keeper_death(keeper: Keeper, left: Sequence[object]) -> str:
 
 
 def unfit(told: protocol.TellUnfit) -> str:
-    """Return why all workers are restarted when replacements fail before they join."""
+    """Return why all workers are restarted, or this node leaves the job, when replacements fail
+    before they join."""
+    what = "this node leaves the job" if told.leaves else "all workers are restarted"
     return (
         f"rank {told.rank}: two replacements in a row have ended with exit code "
-        f"{exit_code(told.status)} before tr.elastic.join(), so all workers are restarted. What "
+        f"{exit_code(told.status)} before tr.elastic.join(), so {what}. What "
         f"communicates before join() cannot work in a replacement: leave it out where "
         f"TORSH_REPLACEMENT is set, or call it after join()"
     )

@@ -19,6 +19,7 @@ from torshrun.agent.announcement_texts import (
     keeper_death,
     lost_nodes,
     outlook,
+    unfit,
     unkillable,
 )
 from torshrun.agent.diagnosis import Findings
@@ -54,7 +55,7 @@ class Announcer(Emitter):
         """Begin; without `record` there are no events. `keep` takes root causes of whole rounds."""
         super().__init__(config, say, record)
         self._keep = keep
-        self._num_nodes, self._most_nodes = 1, 1
+        self._num_nodes, self._departed = 1, 0
         self._began = time.monotonic()
         self._sequel = ""
         self._lost: set[str] = set()
@@ -101,7 +102,7 @@ class Announcer(Emitter):
         self.round, self._was_in_round, self._has_found = place.round, True, False
         self._own_finding = None
         self._node_rank, self._num_nodes = place.node_rank, place.num_nodes
-        self._most_nodes = max(self._most_nodes, place.num_nodes)
+        self._departed = place.departed
         if not self._config.is_alone:
             self.say(
                 f"round {place.round}: node {place.node_rank} of {place.num_nodes}, "
@@ -123,8 +124,8 @@ class Announcer(Emitter):
                 self.say(f"the job is over ({verdict.outcome}): {printable(verdict.reason)}")
                 if verdict.outcome == "succeeded" and not self._was_in_round:
                     self.say("no worker has run on this node: it was a spare until the end")
-                if verdict.outcome == "succeeded" and self._num_nodes < self._most_nodes:
-                    self.say(lost_nodes(self._most_nodes - self._num_nodes, self._most_nodes))
+                if verdict.outcome == "succeeded" and self._departed:
+                    self.say(lost_nodes(self._departed, self._departed + self._num_nodes))
             elif verdict.outcome == "lost" and verdict.reason:
                 self.start_failed(verdict.reason)
         elif not alone:
@@ -132,8 +133,15 @@ class Announcer(Emitter):
             self.emit("round_closing", reason=event.reason, failed=event.failed)
 
     def round_over(self, event: RoundOver) -> None:
-        """Announce that lost workers are to be replaced while the others continue."""
-        self.say(f"round {event.round} is over: {printable(event.reason)}; the others continue")
+        """Announce that workers leave the round as others are lost, leave or come."""
+        how = "ends at the next commit" if event.at_commit else "is over"
+        self.say(f"round {event.round} {how}: {printable(event.reason)}; the others continue")
+
+    def unfit(self, told: protocol.TellUnfit) -> None:
+        """Announce what follows from replacements that fail before they join. Why they do was
+        reported when the first one failed."""
+        self.say(unfit(told))
+        self._has_found |= told.leaves
 
     # ---- what goes on
 

@@ -141,7 +141,12 @@ def _start_or_restart_workers(
     config: LaunchConfig, state: Waiting, event: base.RoundFormed
 ) -> Step:
     place = event.place
-    attempt = Attempt(round=place.round, since=place.round, restarts=place.restarts)
+    attempt = Attempt(
+        round=place.round,
+        since=place.round,
+        restarts=place.restarts,
+        is_dispensable=place.kept and mending.has_enough_others(config, place),
+    )
     if state.stopped_by:  # too late: this node is leaving
         report = base.Report(round=place.round, outcome="stopped")
         return replace(state, attempt=attempt), (protocol.TellRendezvous(report),)
@@ -196,13 +201,14 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
         noted, told = mending.tell_lasting(config, mending.joined_or_left(state, event))
         return noted, (*told, *mending.owed_notices(state, event))
     if isinstance(event, base.RoundOver):
-        return mending.end_round(config, state)
+        return mending.end_round(config, state, event)
     if isinstance(event, protocol.WorkerEnded):
         if event.status and mending.can_go_on_without(config, state, event.rank):
             if not mending.fails_repeatedly(state, event):
                 return mending.lose(state, event)
             stopping, stop = _stop_workers(config, state, "failure")
-            return stopping, (protocol.TellUnfit(event.rank, event.status), *stop)
+            unfit = protocol.TellUnfit(event.rank, event.status, state.attempt.is_dispensable)
+            return stopping, (unfit, *stop)
         return _on_worker_exit(config, state, event)
     if isinstance(event, protocol.Hung):
         if mending.defers(config, state, event):
@@ -237,8 +243,10 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
     if isinstance(event, protocol.ParkingOver):
         return state, (protocol.KillWorkers(tuple(sorted(state.awaited))),)
     if isinstance(event, base.RoundMended):
-        return mending.next_round(state, event.place)
-    if isinstance(event, protocol.Hung | protocol.SettleOver | base.RoundOver):
+        return mending.next_round(config, state, event.place)
+    if isinstance(event, base.RoundOver):
+        return mending.end_round(config, state, event)
+    if isinstance(event, protocol.Hung | protocol.SettleOver):
         return state, ()
     if not isinstance(event, mending.Followed):
         return _running_on(config, state, event)
@@ -249,9 +257,10 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
         return state, (protocol.TellStanding("unable"),)
     state, lasting = mending.tell_lasting(config, state)
     state, standing = mending.tell(state)
-    is_lost = isinstance(event, protocol.WorkerEnded)
-    ahead = (protocol.StartAhead((event.rank,)),) if is_lost else ()
-    return state, (*lasting, *standing, *ahead)
+    if not isinstance(event, protocol.WorkerEnded):
+        return state, (*lasting, *standing)
+    hurried, told = mending.hurry(state)  # the others cannot commit without this one
+    return hurried, (*told, *lasting, *standing, protocol.StartAhead((event.rank,)))
 
 
 def _noticed(state: Busy, event: protocol.Noticed) -> Busy:
@@ -408,6 +417,8 @@ def _what_became(
         return "noticed", exit_codes.PREEMPTED
     if state.stopped_by and found.signo in (state.stopped_by, *state.attempt.noticed):
         return "stopped", 0
+    if state.attempt.is_dispensable and not (state.stopped_by or state.decided):
+        return "lost", found.code
     return "failed", found.code
 
 

@@ -25,6 +25,7 @@ def joined_or_left(state: Able, event: protocol.Joined | protocol.Left) -> Able:
     own = {event.rank}
     fresh, joined, fixed = state.fresh - own, state.joined - own, state.fixed - own
     if isinstance(event, protocol.Joined):
+        state = replace(state, attempt=replace(state.attempt, is_dispensable=False))
         joined |= own & state.alive
         fixed |= own & joined if event.is_fixed else set()
     elif event.is_early:
@@ -130,7 +131,7 @@ def defers(config: LaunchConfig, state: Running, event: protocol.Hung) -> bool:
     return is_first and is_elsewhere and bool(state.joined) and _is_able(config, state)
 
 
-def begin(state: Running, *lost: int) -> Step:
+def begin(state: Running, *lost: int, at_commit: bool = False) -> Step:
     """End the round for the workers here that survive, which park."""
     alive = state.alive.difference(lost)
     mending = Mending(
@@ -143,19 +144,29 @@ def begin(state: Running, *lost: int) -> Step:
         lost=frozenset(lost),
         failed=state.failed,
         awaited=state.joined & alive,
+        at_commit=at_commit,
     )
     mending, told = tell(mending)
     ahead = (protocol.StartAhead(lost),) if lost else ()
-    return mending, (protocol.EndRound(), *told, *ahead)
+    return mending, (protocol.EndRound(at_commit), *told, *ahead)
 
 
-def end_round(config: LaunchConfig, state: Running) -> Step:
-    """Handle that the round is over, as workers of another node were lost."""
-    if isinstance(state, Mending) or state.failing:  # a failure of its own is being reported
+def end_round(config: LaunchConfig, state: Running, event: base.RoundOver) -> Step:
+    """Handle that the round is over, as workers of another node were lost or nodes change."""
+    if isinstance(state, Mending):
+        return (state, ()) if event.at_commit else hurry(state)
+    if state.failing:  # a failure of its own is being reported
         return state, ()
     if not _is_able(config, state):
         return state, (protocol.TellStanding("unable"),)
-    return begin(state)
+    return begin(state, at_commit=event.at_commit)
+
+
+def hurry(state: Mending) -> tuple[Mending, tuple[protocol.EndRound, ...]]:
+    """Have workers leave the round at once that were to do so at their next commit."""
+    if not state.at_commit:
+        return state, ()
+    return replace(state, at_commit=False), (protocol.EndRound(),)
 
 
 def tell(state: Mending) -> tuple[Mending, tuple[protocol.TellStanding, ...]]:
@@ -173,7 +184,8 @@ def follow(state: Mending, event: Followed) -> Mending:
     """Note what has become of a worker while survivors park."""
     if isinstance(event, protocol.Joined | protocol.Left):
         state = joined_or_left(state, event)
-        return replace(state, awaited=state.awaited & state.joined)
+        commits = {event.rank} if state.at_commit else frozenset[int]()
+        return replace(state, awaited=(state.awaited | commits) & state.joined)
     awaited = state.awaited - {event.rank}
     if isinstance(event, protocol.Parked):
         return replace(state, awaited=awaited)
@@ -194,9 +206,20 @@ def is_hopeless(config: LaunchConfig, state: Mending) -> bool:
     return is_bare or not state.alive <= state.joined | state.fresh
 
 
-def next_round(state: Mending, place: base.NodeAssignment) -> Step:
+def has_enough_others(config: LaunchConfig, place: base.NodeAssignment) -> bool:
+    """Return whether the job has enough nodes without this one."""
+    return place.num_nodes > config.min_nodes
+
+
+def next_round(config: LaunchConfig, state: Mending, place: base.NodeAssignment) -> Step:
     """Begin the next round, with replacements of the lost workers."""
-    attempt = replace(state.attempt, round=place.round, restarts=place.restarts)
+    is_dispensable = state.attempt.is_dispensable and has_enough_others(config, place)
+    attempt = replace(
+        state.attempt,
+        round=place.round,
+        restarts=place.restarts,
+        is_dispensable=is_dispensable,
+    )
     running = Running(
         attempt=attempt,
         alive=state.alive | state.lost,

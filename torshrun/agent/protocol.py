@@ -162,6 +162,9 @@ class StopWorkers(NamedTuple):
 class EndRound(NamedTuple):
     """Tell the survivors that the round is over; nobody is stopped."""
 
+    at_commit: bool = False
+    """True if they are to finish their step first. It may be followed by the same without."""
+
 
 class StartAhead(NamedTuple):
     """Start processes that will be workers of the next round, in the place of these. ReplaceWorkers
@@ -202,11 +205,13 @@ class KillWorkers(NamedTuple):
 
 
 class TellUnfit(NamedTuple):
-    """Tell the user that all workers are restarted, as replacements of this rank fail in the same
-    way before they join."""
+    """Tell the user that replacements of this rank fail in the same way before they join, so that
+    all workers are restarted, or the others go on without this node."""
 
     rank: int
     status: int
+    leaves: bool = False
+    """True if this node leaves the job, which it came to."""
 
 
 class WatchOn(NamedTuple):

@@ -9,7 +9,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torsh_runtime.contract import EXITED, FIXED, LEFT_EARLY, PARKED, RECOVERY, place_of
+from torsh_runtime.contract import (
+    AT_COMMIT,
+    EXITED,
+    FIXED,
+    LEFT_EARLY,
+    PARKED,
+    RECOVERY,
+    place_of,
+)
 from torsh_runtime.errors import StoreError
 from torsh_runtime.store.base import Compare, Put, Store
 from torshrun.agent import protocol
@@ -17,6 +25,13 @@ from torshrun.workers.group import WorkerGroup
 from torshrun.workers.spec import Assignment
 from torshrun.workers.worker import Worker
 
+NOTICE = 10.0
+"""Seconds within which workers hear that a round is over whose ranks lose one another."""
+NOTICE_OF_NODES = 60.0
+"""Seconds at least for the same in jobs of several nodes."""
+NOTICE_TTLS = 4
+"""Number of ttls after which the loss of a node is known for sure. If it leads, another node is
+elected after its lease, and waits for two ttls until what the leader has granted has run out."""
 PARK_BOUND = 300.0
 """Seconds in which the first survivor has to notice that the round is over."""
 PARK_LEAST = 5.0
@@ -41,15 +56,22 @@ class Recovery:
         self._timer: asyncio.TimerHandle | None = None
         self._ending = -1
         """The number of the round whose workers are to park; -1 if there is none."""
-        self._is_alone = True
-        self._parked_elsewhere: dict[str, bytes] = {}
+        self._is_alone = self._is_hasty = True
+        """Whether there is one node, and whether workers are to leave the round at once."""
+        self._first_parked: dict[str, bytes] = {}
         """The seconds of the longest step that a worker of any node has told as the first that has
         left a round, by the round's number."""
 
-    def start(self, store: Store, *, is_alone: bool) -> None:
-        """Follow the workers that have this store, and what agents of other nodes tell there."""
-        self._store = store
-        self._is_alone, self._parked_elsewhere = is_alone, {}
+    def start(self, store: Store, ttl: float | None) -> None:
+        """Follow the workers that have this store, and what agents of other nodes tell there.
+
+        `ttl` is that of the nodes; None if there is one node.
+        """
+        self._store, is_alone = store, ttl is None
+        notice = NOTICE if ttl is None else max(NOTICE_OF_NODES, NOTICE_TTLS * ttl)
+        self._spawn(_put_first(store, f"{RECOVERY}notice", str(notice).encode()))
+        self._is_alone, self._first_parked = is_alone, {}
+        self._ending, self._is_hasty = -1, True
         self._spawn(self._watch(store))
         if not is_alone:
             self.follow_others()
@@ -77,14 +99,19 @@ class Recovery:
         if not task.cancelled():  # what goes wrong is an internal error, and not forgotten
             task.result()
 
-    async def end_round(self, number: int) -> None:
-        """Tell the survivors that the round is over. They have a while to park."""
+    async def end_round(self, number: int, at_commit: bool) -> None:
+        """Tell the survivors that the round is over, at their next commit or now. From now on they
+        have a while to park."""
         assert self._store is not None
-        self._ending = number
+        was_to_commit = self._ending == number and not self._is_hasty
+        self._ending, self._is_hasty = number, not at_commit
+        if at_commit:
+            await self._store.put(f"{RECOVERY}over/{number}", AT_COMMIT)
+            return
         self._allow(PARK_BOUND)
-        if str(number) in self._parked_elsewhere:
-            self._allow_steps(self._parked_elsewhere[str(number)])
-        await self._store.put(f"{RECOVERY}over/{number}", b"")
+        if str(number) in self._first_parked:
+            self._allow_steps(self._first_parked[str(number)])
+        await self._store.put(f"{RECOVERY}{'now' if was_to_commit else 'over'}/{number}", b"")
 
     async def tell_exited(self, number: int, rank: int, on_all_nodes: bool) -> None:
         """Tell workers that wait for this one that it has ended well, and no round follows."""
@@ -97,7 +124,9 @@ class Recovery:
         """Tell the survivors to meet again in this round, in these places."""
         assert self._store is not None
         self._cancel_timer()
-        self._ending = -1
+        if not self._is_hasty:  # nobody is to wait for it any more
+            await self._store.put(f"{RECOVERY}now/{self._ending}", b"")
+        self._ending, self._is_hasty = -1, True
         places = [place_of(each.environ) for each in everyone]
         await self._store.put(f"{RECOVERY}round/{number}", json.dumps(places).encode())
 
@@ -129,8 +158,8 @@ class Recovery:
     async def _take_parked(self, number: str, seconds: bytes) -> None:
         """Bound the time of the workers here by the steps of one of any node, as all take the same
         steps."""
-        self._parked_elsewhere[number] = seconds
-        if number == str(self._ending):
+        self._first_parked.setdefault(number, seconds)
+        if number == str(self._ending) and self._is_hasty:
             self._allow_steps(seconds)
 
     def _take(self, key: Sequence[str], value: bytes) -> None:
@@ -144,7 +173,9 @@ class Recovery:
             case ["corrupted", start, rank] if self._is_present(start, rank):
                 self.on_corrupted(value)
             case ["parked", number, rank] if number == str(self._ending):
-                self._allow_steps(value)
+                self._first_parked.setdefault(number, value)
+                if self._is_hasty:
+                    self._allow_steps(value)
                 if not self._is_alone and self._store is not None:
                     self._spawn(_put_first(self._store, f"{PARKED}{number}", value))
                 self.post(protocol.Parked(self._ending, int(rank)))

@@ -22,6 +22,9 @@ class Attempt:
     """Signals that were passed on to the workers as a notice."""
     refused: bool = False
     """True if a worker's program was refused by join(): it would be after each restart, too."""
+    is_dispensable: bool = False
+    """True if this node came to others that go on without it, and none of its workers has joined
+    them so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +61,8 @@ class Mending(Running):
     lost: frozenset[int]
     awaited: frozenset[int]
     """Survivors that have not parked yet. Replacements that have not joined need not."""
+    at_commit: bool = False
+    """True if they are to finish their step first."""
     told: tuple[base.Standing, bool] | None = None
     """Standing of this node that the rendezvous was told last, and whether workers were lost here;
     None if it was told none."""

@@ -40,6 +40,8 @@ class Mend:
     """Write that the round's workers are to leave it, and those that are left go on in the next."""
 
     reason: str
+    at_commit: bool = False
+    """True if they are to finish their step first."""
 
 
 @dataclass(frozen=True, slots=True)

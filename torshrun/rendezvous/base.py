@@ -48,6 +48,8 @@ class NodeAssignment:
     """The root cause of the failure of the round before, as in Verdict; "" if that is not known."""
     since: int = -1
     """The round in which the oldest of its workers were started; -1 is this one."""
+    departed: int = 0
+    """Number of nodes that were in a round of the job before, and are in none any more."""
     kept: bool = False
     """True if workers of the round before go on in it, and new ones get their state."""
 
@@ -157,6 +159,8 @@ class RoundOver:
     round: int
     reason: str
     """Reason in one line: "node b has lost workers", "node b (10.0.0.2) was lost"."""
+    at_commit: bool = False
+    """True if they are to finish their step first. It may be said again without."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,9 @@ class NodeRendezvous(Rendezvous):
         nothing stands there, and this node was out of touch: the job may have ended."""
         self._is_lost = False  # whether the store has lost the epoch
         self._is_gone = False  # whether no other epoch stood in the place of the one that was lost
-        self._newest_header = (0, -1, False, False)
-        """Fence, number, and whether it was closing or mending, of the newest header seen."""
+        self._newest_header = (0, -1, False, False, False)
+        """Fence, number, and whether it was closing, mending, and that at once, of the newest
+        header seen."""
         self._started = 0.0
         self._over = self._has_summaries = False
 
@@ -335,7 +336,8 @@ class NodeRendezvous(Rendezvous):
 
     def _take_header(self, header: Header | None, revision: int, as_of: int) -> None:
         if header:
-            age = (header.fence, header.number, header.phase == "closing", header.mending)
+            is_hasty = header.mending and not header.at_commit
+            age = header.fence, header.number, header.phase == "closing", header.mending, is_hasty
             if age < self._newest_header:  # the store was put back, or somebody did that to the row
                 self.lose()
                 return

@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torsh_runtime.errors import StoreError
@@ -146,7 +146,8 @@ class Lead:
         elif isinstance(action, Adopt):
             done = await self._write_header(fences, self._adopted())
         elif isinstance(action, Mend):
-            header = replace(self._adopted(), mending=True, reason=action.reason)
+            reason, at_commit = action.reason, action.at_commit
+            header = replace(self._adopted(), mending=True, reason=reason, at_commit=at_commit)
             done = await self._write_header(fences, header)
         elif isinstance(action, Mended):
             done = await self._write_header(fences, self._mended(action))
@@ -191,6 +192,7 @@ class Lead:
             header,
             number=header.number + 1,
             mending=False,
+            at_commit=False,
             reason="",
             finding="",
             restarts=history.restarts,
@@ -268,8 +270,18 @@ class Lead:
             finding=form.finding,
             kept=bool(form.staying),
             since=view.header.since if form.staying and view.header else form.number,
+            departed=self._departed(form.seating.nodes),
         )
         return self._own(header)
+
+    def _departed(self, nodes: Sequence[NodeRow]) -> int:
+        """Return how many nodes were in a round before, and are not among these."""
+        view, before = self.view, self.view.header
+        if before is None:
+            return 0
+        remaining = [row for row in nodes if view.accounts_for(row.node)]
+        back = [row for row in nodes if row.round >= 0 and not view.accounts_for(row.node)]
+        return max(0, before.departed + before.size - len(remaining) - len(back))
 
     # ---- the end
 

@@ -35,7 +35,7 @@ report.
 # What a place has from the round's header: of node rank 0, and of the round.
 _OF_NODE_0 = ("master_addr", "master_port", "jax_port", "store_node", "store_endpoint")
 _FOR_WORKERS = ("restarts", "world_size", "since", "kept", *_OF_NODE_0)
-_FOR_PEOPLE = ("finding",)
+_FOR_PEOPLE = ("finding", "departed")
 
 
 def _fields(source: object, names: tuple[str, ...]) -> dict[str, Any]:
@@ -78,6 +78,7 @@ class Member:
         self._closed = ""  # token of the last round that its agent was told is closing
         self._entered = 0  # the number of the round when this node entered it
         self._left_round = -1  # the last round that its workers were told to leave
+        self._is_hasty = False  # whether they were told to do so at once
         self._standbys = 0
         self._versions = count(past.sequence + 1 if past else 1)
         self.row = self._fresh_row(**_fields(past, _OF_ITS_ROUND) if past else {})
@@ -204,9 +205,10 @@ class Member:
         if header.number > self.row.round:
             self._change_row(**_of_round(header), standing="", lost=False)
             events = (base.RoundMended(self._assignment(header)),)
-        if header.mending and self._left_round < header.number:
-            self._left_round = header.number
-            events = (*events, base.RoundOver(header.number, header.reason))
+        number, is_hasty = header.number, not header.at_commit
+        if header.mending and (self._left_round, self._is_hasty) < (number, is_hasty):
+            self._left_round, self._is_hasty = number, is_hasty
+            events = (*events, base.RoundOver(number, header.reason, header.at_commit))
         return events
 
     def _close(

@@ -10,6 +10,7 @@ round closes it, and restarts all.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from torshrun.rendezvous.actions import Action, Close, Mend, Mended
@@ -18,6 +19,8 @@ from torshrun.rendezvous.restart import History, following, judge
 from torshrun.rendezvous.rows import Header, NodeRow
 
 HAVE_PARKED = ("parked", "bare")
+COMMIT_WITHIN = 300.0
+"""Seconds in which a round that is to end at a commit ends, or else at once."""
 
 
 def is_lasting(view: ClusterState, header: Header) -> bool:
@@ -48,7 +51,41 @@ def step(view: ClusterState, header: Header) -> Action | None:
     return Mended(history(view, header))
 
 
-def leave(view: ClusterState, header: Header, reason: str) -> Action | None:
+def is_hasty(view: ClusterState, *, was_lost: bool) -> bool:
+    """Return whether workers cannot finish their step before nodes leave the round.
+
+    They can if nodes were asked to go that run, or the job was scaled.
+    """
+    roster = view.roster
+    patient = view.wishes.drained & roster.inside
+    return was_lost or bool(roster.dropped) or not roster.going <= patient
+
+
+def hurry(view: ClusterState, header: Header, reason: str, now: float) -> Action | None:
+    """Return what has workers leave the round at once that were to do so at their next commit.
+
+    They are if that does not come, as workers were lost, or in time, or for this reason if there is
+    one.
+    """
+    if not (header.mending and header.at_commit):
+        return None
+    _, standing = _rows(view, header)
+    lost = [view.name(row.node) for row in standing if row.lost]
+    if lost:
+        return Mend(f"{lost[0]} has lost workers")
+    is_late = now >= commit_by(view, header)
+    return Mend(reason or header.reason) if reason or is_late else None
+
+
+def commit_by(view: ClusterState, header: Header) -> float:
+    """Return until when the workers may take to commit, if they are to leave the round then."""
+    ends_at_commit = header.mending and header.at_commit
+    return view.sight.idle_since + COMMIT_WITHIN if ends_at_commit else math.inf
+
+
+def leave(
+    view: ClusterState, header: Header, reason: str, *, at_commit: bool = False
+) -> Action | None:
     """Return what is to be done so that workers leave the round, as nodes change.
 
     Return None if some have still to leave it, or all have.
@@ -57,7 +94,7 @@ def leave(view: ClusterState, header: Header, reason: str) -> Action | None:
     if obstacle := _obstacle(view, header, inside, standing):
         has_lost = any(row.lost for row in standing)
         return Close(obstacle if has_lost else reason, failed=has_lost)
-    return None if header.mending else Mend(reason)
+    return None if header.mending else Mend(reason, at_commit)
 
 
 def have_left(view: ClusterState, header: Header) -> bool:

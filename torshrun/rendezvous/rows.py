@@ -217,10 +217,14 @@ class Header:
     mending: bool = False
     """True if its workers are to leave this round, and go on in the next with those that replace
     the lost ones. That has the next number, and the same token if all nodes stay."""
+    at_commit: bool = False
+    """True if they are to leave it at their next commit, and not at once."""
     kept: bool = False
     """True if workers of the round before go on in this one, in which the nodes are others."""
     since: Count = 0
     """The number of the round in which the oldest of its workers were started."""
+    departed: Count = 0
+    """Number of nodes that were in a round of the job, and are in none any more."""
     delay: float = 0.0
     """Seconds from closing to the next round."""
     drained: tuple[NodeId, ...] = ()

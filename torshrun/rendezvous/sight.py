@@ -80,7 +80,7 @@ class Sight:
         new = new.with_round(header.number)
         if header.phase == "closing" and (not old or old.phase == "open"):
             new = replace(new, idle_since=now, listed_since_close=False)
-        elif header.mending and not (old and old.mending):
+        elif header.mending and not (old and old.mending and old.at_commit == header.at_commit):
             new = replace(new, idle_since=now)
         return new if header.token == self.token else new._with_token(header.token, now)
 

@@ -184,13 +184,21 @@ def _keep_open(view: ClusterState, header: Header, now: float) -> Decision:
     is_adopted = is_anothers and not roster.unaccounted and not roster.apart
     if view.untold or view.misses_untold or is_adopted:
         return Decision(Adopt())
+    is_hasty = mending.is_hasty(view, was_lost=bool(in_vain) and end <= now)
+    if action := mending.hurry(view, header, reason if is_hasty else "", now):
+        return Decision(action)
     changes = reason or (view.sight.invited & roster.newcomers and mending.is_lasting(view, header))
     if changes and mending.have_left(view, header):
         return _go_on(view, header, now)
-    if action := mending.leave(view, header, reason) if reason else mending.step(view, header):
+    if reason:
+        action = mending.leave(view, header, reason, at_commit=not is_hasty)
+    else:
+        action = mending.step(view, header)
+    if action:
         return Decision(action)
     if header.mending:
-        return Decision(None, end if end > now else math.inf, mending.awaited(view, header))
+        wake = min(end if end > now else math.inf, mending.commit_by(view, header))
+        return Decision(None, wake, mending.awaited(view, header))
     growth, wait = _growth(view, header, now), _wait(what, end, now) if what else Decision(None)
     return growth if growth.action else min(growth, wait, key=lambda decision: decision.wake)
 
@@ -261,8 +269,9 @@ def _growth(view: ClusterState, header: Header, now: float) -> Decision:
     view.sight = replace(view.sight, invited=invited)
     count = min(room, len(among.ready))
     names = view.name(min(invited)) if count == 1 else f"{count} nodes"
-    action = Mend if mending.is_lasting(view, header) else Close
-    return Decision(action(f"{names} joined"))
+    if mending.is_lasting(view, header):
+        return Decision(Mend(f"{names} joined", at_commit=True))
+    return Decision(Close(f"{names} joined"))
 
 
 # ---- a round is closing
@@ -272,7 +281,9 @@ def _change(view: ClusterState, header: Header, now: float) -> Decision:
     roster = view.roster
     if view.misses_untold:
         return Decision(Adopt())
-    waits = _unfenced(view, roster.inside, now)
+    # Workers that were to move to this round run in the one before until their agent hears of it.
+    late = {node for node in roster.placed if view.rows[node].state == "inside"} | roster.strays
+    waits = _unfenced(view, roster.inside | late, now)
     if waits:
         return waits
     changed = roster.apart or roster.going or roster.dropped or roster.unaccounted

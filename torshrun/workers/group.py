@@ -122,7 +122,8 @@ class WorkerGroup:
     def move(self, assignments: Sequence[Assignment]) -> None:
         """Give the workers the ranks that these would have, which are others than they had."""
         for worker in (*self.workers, *self._ahead.values()):
-            worker.move(assignments[worker.local_rank].worker)
+            if worker.alive:  # reports name one that was lost by the rank that it had
+                worker.move(assignments[worker.local_rank].worker)
 
     def kill(self, local_ranks: Collection[int]) -> None:
         """Kill these workers with SIGKILL."""

@@ -371,3 +371,67 @@ def test_a_replacement_that_join_refuses_is_not_replaced() -> None:
     assert isinstance(state, machine.Running)
     assert not isinstance(state, machine.Mending)
     assert state.failing
+
+
+def ends_at_commit() -> tuple[machine.State, list[m.Instruction]]:
+    return play(*ALL_JOINED, RoundOver(0, "another", at_commit=True), config=TOGETHER)
+
+
+def test_workers_that_leave_at_a_commit_are_waited_for() -> None:
+    state, done = ends_at_commit()
+    assert done == [m.EndRound(at_commit=True)]
+    for rank in range(3):
+        state, told = machine.handle(TOGETHER, state, m.Parked(0, rank))
+        assert told == ((m.TellStanding("parked"),) if rank == 2 else ())
+
+
+def test_workers_are_told_to_leave_at_once_when_no_commit_comes() -> None:
+    state, _ = ends_at_commit()
+    state, told = machine.handle(TOGETHER, state, RoundOver(0, "another", at_commit=True))
+    assert told == ()
+    state, told = machine.handle(TOGETHER, state, RoundOver(0, "another"))
+    assert told == (m.EndRound(),)
+    assert machine.handle(TOGETHER, state, RoundOver(0, "another"))[1] == ()
+
+
+def test_when_a_worker_is_lost_the_others_do_not_wait_for_a_commit() -> None:
+    state, _ = ends_at_commit()
+    state, told = machine.handle(TOGETHER, state, m.WorkerEnded(0, 1, KILLED))
+    assert told == (m.EndRound(), TOLD_LOST, m.StartAhead((1,)))
+
+
+def test_a_replacement_that_joins_meanwhile_leaves_at_the_commit_too() -> None:
+    kept = RoundFormed(replace(PLACE, kept=True))
+    state, _ = machine.handle(TOGETHER, machine.Waiting(), kept)
+    for event in (m.Joined(0), m.Joined(1), RoundOver(0, "another", at_commit=True), m.Joined(2)):
+        state, _ = machine.handle(TOGETHER, state, event)
+    assert isinstance(state, machine.Mending)
+    assert state.awaited == {0, 1, 2}
+
+
+def fails_as_newcomer(min_nodes: int, *, joins: bool = False) -> list[m.Instruction]:
+    """What is done at the second failure of a rank of a node that came to a job of two nodes."""
+    config = replace(TOGETHER, min_nodes=min_nodes, max_nodes=3, max_restarts=5)
+    came = replace(PLACE, kept=True, num_nodes=2)
+    state, _ = machine.handle(config, machine.Waiting(), RoundFormed(came))
+    events: list[m.Event] = [m.Joined(0)] if joins else []
+    events += [m.WorkerEnded(0, 1, FAIL), *[m.Parked(0, 0)] * joins]
+    events += [RoundMended(replace(came, round=1, restarts=1)), m.WorkerEnded(1, 1, FAIL)]
+    for event in events:
+        state, done = machine.handle(config, state, event)
+    assert isinstance(state, machine.Stopping)
+    diagnosed = m.Diagnosed(Report(round=1, outcome="failed", code=3, cause="rank 1: exit code 3"))
+    return [*done, *machine.handle(config, state, diagnosed)[1]]
+
+
+@pytest.mark.parametrize(
+    ("min_nodes", "joins", "outcome"),
+    [(1, False, "lost"), (2, False, "failed"), (1, True, "failed")],
+)
+def test_a_newcomer_whose_program_fails_leaves_if_there_are_enough_others(
+    min_nodes: int, joins: bool, outcome: str
+) -> None:
+    done = fails_as_newcomer(min_nodes, joins=joins)
+    assert m.TellUnfit(1, FAIL, outcome == "lost") in done
+    (told,) = [each.report for each in done if isinstance(each, m.TellRendezvous)]
+    assert (told.outcome, told.code, told.cause) == (outcome, 3, "rank 1: exit code 3")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from support.led_nodes import TTL, act, decide, header, inside, node, settings, view
+import pytest
+from support.led_nodes import TTL, act, close, decide, header, inside, node, settings, view
 
 from torshrun.rendezvous.actions import Close, Conclude, Form, Mend, Mended
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.heartbeats import Heartbeat
+from torshrun.rendezvous.mending import COMMIT_WITHIN
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted
 
 RULES = settings(least=1)
@@ -139,8 +141,8 @@ def test_a_node_that_goes_has_the_others_go_on() -> None:
 
 def test_newcomers_are_let_in_while_the_others_keep_their_processes() -> None:
     seen = view(lasting("a", 0), lasting("b", 1), node("c"), header=opened(2), rules=RULES)
-    assert act(seen) == Mend("node c joined")
-    seen.take_header(opened(2, mending=True), 0.0)
+    assert act(seen) == Mend("node c joined", at_commit=True)
+    seen.take_header(opened(2, mending=True, at_commit=True), 0.0)
     seen.put(parked("a", 0), 9)
     seen.put(parked("b", 1), 10)
     formed = act(seen)
@@ -150,3 +152,73 @@ def test_newcomers_are_let_in_while_the_others_keep_their_processes() -> None:
     seen.sight = gone
     assert isinstance(act(seen), Mended)
     assert act(seen).history.restarts == 0
+
+
+def drained() -> ClusterState:
+    """The round is to end at a commit, as node c was asked to go."""
+    seen = three()
+    seen.drain("c", True)
+    seen.take_header(opened(drained=("c",)), 0.0)
+    seen.put(lasting("c", 2, leaving="preempted", leaving_code=75, sequence=2), 9)
+    reason = "node c was drained"
+    assert act(seen) == Mend(reason, at_commit=True)
+    mended = opened(drained=("c",), mending=True, at_commit=True, reason=reason)
+    seen.take_header(mended, 0.0)
+    return seen
+
+
+def test_a_node_that_is_drained_goes_at_a_commit() -> None:
+    seen = drained()
+    assert decide(seen, 1.0).wake == COMMIT_WITHIN
+    for rank, name in enumerate("abc"):
+        told = {"leaving": "preempted", "leaving_code": 75} if name == "c" else {}
+        seen.put(parked(name, rank, sequence=3, **told), 10 + rank)
+    assert act(seen, 1.0).staying == {"a", "b"}
+
+
+def test_when_no_commit_comes_in_time_the_workers_leave_at_once() -> None:
+    seen = drained()
+    assert act(seen, COMMIT_WITHIN) == Mend("node c was drained")
+
+
+def test_when_workers_are_lost_no_commit_is_waited_for() -> None:
+    seen = drained()
+    seen.put(lasting("b", 1, standing="lost", lost=True, sequence=2), 10)
+    assert act(seen, 1.0) == Mend("node b has lost workers")
+
+
+def test_when_a_node_is_lost_no_commit_is_waited_for() -> None:
+    seen = drained()
+    seen.drop("b")
+    assert isinstance(hurried := act(seen, LOST), Mend)
+    assert not hurried.at_commit
+
+
+def test_a_node_that_is_drained_and_stops_its_workers_ends_the_wait_for_a_commit() -> None:
+    seen = drained()
+    ended = {"outcome": "stopped", "leaving": "preempted", "leaving_code": 75}
+    seen.put(lasting("c", 2, state="left", sequence=3, **ended), 10)
+    assert act(seen, 1.0) == Mend("node c was drained")
+
+
+def test_a_job_that_is_scaled_down_shrinks_at_a_commit() -> None:
+    seen = three()
+    seen.wishes.size = SizeWanted(min_nodes=1, max_nodes=2)
+    assert act(seen) == Mend("the job was scaled to 2 nodes", at_commit=True)
+
+
+@pytest.mark.parametrize("leads", ["this leader", "another"])
+def test_no_round_follows_while_workers_run_that_were_to_move_to_the_last_one(leads: str) -> None:
+    moves = lasting("b", 1, standing="parked")
+    seen = view(moves, header=opened(2), rules=RULES)
+    if leads == "this leader":
+        seen.sight = seen.sight.with_places("u", ["a", "b"])
+    kept = opened(2, token="u", number=1, kept=True)
+    seen.take_header(kept, 1.0)
+    ended = {"state": "reported", "outcome": "stopped"}
+    seen.put(inside("a", 0, round=1, token="u", sequence=3, **ended), 9)
+    close(seen, replace(kept, phase="closing"), 2.0)
+    told = decide(seen, LOST)
+    assert (told.action, told.why) == (None, "for node b to stop the workers there")
+    seen.put(node("b", round=0, token="t", sequence=4), 10)
+    assert isinstance(act(seen, 2 * LOST), Form)
