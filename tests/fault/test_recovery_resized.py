@@ -90,6 +90,30 @@ def test_replicas_of_torch_models_go_on_smaller_and_grow_again(
     assert check_as_undisturbed(found, tmp_path, kind)[-3:] == [4, 2, 4], outputs
 
 
+@pytest.mark.parametrize("kind", ["nn-fsdp", "torch-fully_shard", "nn-mixed"])
+def test_parts_of_sharded_models_are_cut_anew_from_memory(
+    train: Trainings, torshrun: Launcher, tmp_path: Path, fast: Path, kind: str
+) -> None:
+    if kind.startswith("torch"):
+        torshrun.share_torch()
+    training = train(3, STEPS, least=2, pause=PAUSE, kind=kind)
+    training.job.nodes[0].wait_for("6 workers in all")
+    wait_for_steps(training, 2, 0, 1, 2)
+    time.sleep(Random().random())
+    before = [training.present(node) for node in (0, 1)]
+    training.job.nodes[2].send(signal.SIGKILL)
+    training.job.nodes[0].wait_for("was lost; the others continue")
+    wait_for_steps(training, 3, 0, 1)
+    training.start()
+    training.wait_until_it_trains(3)
+    wait_for_steps(training, 3, 0, 1, 3)
+    outputs = [node.output for node in training.job.nodes]
+    assert [training.present(node) for node in (0, 1)] == before, outputs
+    fast.touch()
+    found, outputs = training.end(2)
+    assert check_as_undisturbed(found, tmp_path, kind)[-3:] == [6, 4, 6], outputs
+
+
 def test_a_spare_takes_the_place_of_a_lost_node(
     train: Trainings, tmp_path: Path, fast: Path
 ) -> None:

@@ -8,7 +8,7 @@ import functools
 import gc
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,7 @@ from torsh_runtime.elastic.options import (
     options_of,
 )
 from torsh_runtime.elastic.sampler import ElasticSampler
-from torsh_runtime.elastic.shards import (
-    Shards,
+from torsh_runtime.elastic.sharded_models import (
     check_one_kind,
     forgotten,
     is_sharded,
@@ -36,6 +35,7 @@ from torsh_runtime.elastic.shards import (
     problem_of_stepping,
     sharded_in,
 )
+from torsh_runtime.elastic.shards import Shards
 from torsh_runtime.elastic.torchs import dropping_kept, forgotten_of_torchs, problem_of_torchs
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.models import all_parameters
@@ -159,13 +159,16 @@ class Parts:
         if self.shards is not None:
             self.shards.prepare_commit(number)
 
-    def restore_shards(self, live: Sequence[int]) -> None:
-        """Let ranks that lack the newest state of sharded parts have it. All ranks call it.
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether the state is divided among as many ranks as there are."""
+        return self.shards is not None and not self.shards.can_be_cut_anew
 
-        live: the number of the state that each rank has whole; a lower one than others' if none.
-        """
+    def restore_shards(self, number: int, is_whole: bool) -> None:
+        """Let ranks that lack the state of sharded parts before step `number` have it. All ranks
+        call it. is_whole: whether this one has had it."""
         if self.shards is not None:
-            self.shards.restore(live, self.step)
+            self.shards.restore(number, is_whole, self.step)
 
     def agree_on_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as DistributedDataParallel does before a pass."""
