@@ -12,6 +12,8 @@ from support.launcher import Launcher
 from support.trainings import Trainings, check_as_undisturbed, outcome, trainings, undisturbed
 
 STEPS, KIND = 16, "nn-fsdp"
+TOGETHER = "last_call_timeout=30,ttl=3,join_timeout=30,close_timeout=5"
+"""Has the first round wait for all nodes, so that each has copies of another one's parts."""
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def test_when_a_node_and_the_next_are_lost_all_workers_begin_with_their_own_stat
     if meet == "etcd":
         cluster: EtcdCluster = request.getfixturevalue("etcd")
         etcd = ",".join(cluster.endpoints)
-    training = train(3, STEPS, least=1, pause="0.4", kind=KIND, etcd=etcd)
+    training = train(3, STEPS, least=1, pause="0.4", kind=KIND, etcd=etcd, rdzv_conf=TOGETHER)
     training.job.nodes[0].wait_for("6 workers in all")
     training.wait_until_it_trains()
     training.job.nodes[0].wait_for("step 4 ", 60)
@@ -53,9 +55,9 @@ def test_a_damaged_copy_on_the_next_node_is_passed_over(
     train: Trainings, tmp_path: Path, has_spare: bool
 ) -> None:
     flip = "flip-copy:backward:6:0"
-    training = train(2, STEPS, flip, least=1, pause="0.4", kind=KIND)
+    training = train(2, STEPS, flip, least=1, pause="0.4", kind=KIND, rdzv_conf=TOGETHER)
     if has_spare:
-        training.start()
+        training.start().wait_for("maximum", 60)
     training.job.nodes[0].wait_for("flipped", 60)
     before = training.present(0)
     training.job.nodes[1].send(signal.SIGKILL)
