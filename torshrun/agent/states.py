@@ -38,7 +38,7 @@ class Running:
     fixed: frozenset[int] = frozenset()
     """Ranks that have joined, and can only go on among as many others."""
     lasting: base.Lasting = ""
-    """What the rendezvous knows of whether all workers here can go on among other nodes."""
+    """Says what the rendezvous knows of whether all workers here can go on among other nodes."""
     early: frozenset[int] = frozenset()
     """Ranks that had joined, and have left before the last step."""
     fresh: frozenset[int] = frozenset()
