@@ -38,10 +38,8 @@ def test_when_a_node_and_the_next_are_lost_all_workers_begin_with_their_own_stat
     training.job.nodes[0].wait_for("step 4 ", 60)
     for node in (1, 2):
         training.job.nodes[node].send(signal.SIGKILL)
-    verdict = (
-        "are whole in no memory|no rank is left that has the whole state"  # if the leader went
-    )
-    training.job.nodes[0].wait_for(verdict, 60)
+    if not etcd:  # there the leader may be among the lost, and all workers start again for that
+        training.job.nodes[0].wait_for("are whole in no memory", 60)
     (tmp_path / "fast").touch()
     code, output = training.job.nodes[0].end(200)
     assert code == 0, output
