@@ -31,24 +31,30 @@ class CommandLine(NamedTuple):
     """The options by key; a flag, and what of EAGER there is, is "true"."""
     script: str | None
     arguments: tuple[str, ...]
-    """Words that follow the script."""
+    """Words that follow the script, without the -- that may stand between them."""
 
 
 def parse(argv: Sequence[str]) -> CommandLine:
     """Split the command line. SCRIPT is the first word that is not an option, or the one after --.
 
-    Raise ConfigError if there is no such option, or its value is missing.
+    As in torchrun, one -- is nobody's word: if it does not stand before SCRIPT, it may stand after
+    it. Raise ConfigError if there is no such option, or its value is missing.
     """
     words, given = deque(argv), dict[str, str]()
+    is_parted = False
     while words and words[0].startswith("-") and words[0] != "-":
         word = words.popleft()
         if word == "--":
+            is_parted = True
             break
         if word.startswith("--"):
             _take_long(word, words, given)
         else:
             _take_letters(word, words, given)
-    return CommandLine(given, words.popleft() if words else None, tuple(words))
+    script = words.popleft() if words else None
+    if words and words[0] == "--" and not is_parted:
+        words.popleft()
+    return CommandLine(given, script, tuple(words))
 
 
 def _take_long(word: str, words: deque[str], given: dict[str, str]) -> None:
@@ -72,9 +78,17 @@ def _take_letters(word: str, words: deque[str], given: dict[str, str]) -> None:
             given[option.key] = value or _following(f"-{letter}", option, words)
             return
         if not option and letter != "h":
-            called = word if hint(word) else f"-{letter}"  # -np is one option of mpiexec's
-            raise ConfigError(f"there is no option {called}{hint(called)}")
+            raise _no_letters(word, letter)
         given[option.key if option else "help"] = "true"
+
+
+def _no_letters(word: str, letter: str) -> ConfigError:
+    """Return the error about a letter of `word` that is no option."""
+    typed = word.partition("=")[0]
+    if typed[1:].replace("-", "_") in BY_NAME:
+        return ConfigError(f"there is no option {typed}; write -{typed}")
+    called = word if hint(word) else f"-{letter}"  # -np is one option of mpiexec's
+    return ConfigError(f"there is no option {called}{hint(called)}")
 
 
 def _following(typed: str, option: Option, words: deque[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torshrun.failure.gpu_error_patterns import GPU_FALLBACKS, GPU_PATTERNS
+from torshrun.failure.installation_patterns import INSTALLATION_PATTERNS
 from torshrun.failure.kinds import Kind, Pattern
 
 USAGE = (
@@ -48,61 +49,7 @@ PATTERNS = (
         "The system refused it memory: it asked for more than exists or than it may have.",
         "Look at the size asked for, at `ulimit -v` and at `free -m`; smaller pieces need less.",
     ),
-    Pattern(
-        Kind.VERSION,
-        r"version [`'](?P<name>GLIBC\w*_[\d.]+)' not found|"
-        r"numpy\.dtype size changed|compiled using NumPy 1\.x cannot be run in|"
-        r"\bcompiled (?:against|with|for).*version|was built (?:with|for|against).*version|"
-        r"driver version is insufficient|no kernel image is available|"
-        r"forward compatibility was attempted|undefined symbol: |unsupported pickle protocol|"
-        r"\b(?:[Ii]ncompatible|[Uu]nsupported|[Dd]ifferent|[Mm]ismatched) (?:\w+ )?versions?\b|"
-        r"\bversions? (?:mismatch|conflict|differ)|VersionConflict|DistributionNotFound|"
-        r"\bversion \S+ (?:is required|or (?:newer|later|higher))|"
-        r"\brequires (?:Python|python|torch|numpy|\w+ version)\b.*\d|"
-        r"is required.*\bbut\b.*(?:found|installed|have)|bad magic number in '",
-        "Two components of different versions do not fit together.",
-        "Install versions on all nodes that fit: `pip check`, and compare `pip list` and "
-        "`python --version` between the nodes and the environment that it was built for.",
-    ),
-    Pattern(
-        Kind.VERSION,
-        r"(?<![\w.])(?P<name>[\w.]+)`? (?:was|were|has been|have been) removed "
-        r"(?:in|from|since|as of) (?:the )?"
-        r"(?P<version>(?!step|epoch|round)[A-Za-z]\w* v?\d+\.\d[\w.]*)|"
-        r"`(?P<old>[\w.]+)` was a deprecated alias[\s\S]*?"
-        r"deprecated in (?P<by>[A-Za-z]\w* [\d.]*\d)",
-        "The code was written for an older version of a library: {name} is gone (see its notes on "
-        "{version}{by}).",
-        "Use what its words name instead, or install the version of that library that the code was "
-        "written for, the same one on all nodes.",
-    ),
-    Pattern(
-        Kind.EXCEPTION,
-        r"^AttributeError: (?:partially initialized )?module '(?P<name>[\w.]+)' has no attribute "
-        r"'(?P<part>\w+)'",
-        "The module {name} has no {part}: it is of another version than the code was written for, "
-        "another file of that name is imported instead, or the name is a slip.",
-        "See which file it is (its __file__) and its version (`pip list`), the same on all nodes.",
-    ),
-    Pattern(
-        Kind.IMPORT,
-        r"\bNo module named '?(?P<name>[\w.]+)|"
-        r"^ImportError: (?P<library>\S+\.so[\w.]*): |^ImportError: (?!cannot import name)|"
-        r"(?<![^\s:])(?P<object>[^\s:]+): cannot open shared object file",
-        "{program} cannot import {name}.",
-        "Install it for that Python, or start torshrun with the one that has it (its environment "
-        "active); a library has to be where the loader looks (LD_LIBRARY_PATH).",
-    ),
-    Pattern(
-        Kind.IMPORT,
-        r"\bcannot import name '(?P<part>\w+)'"
-        r"(?: from (?:partially initialized module )?'(?P<name>[\w.]+)'(?P<where> \(.*\))?)?",
-        "The module {name}{where} has no {part}: another file may shadow the one that is meant by "
-        "the same name, or it is an old or another version of it.",
-        "See whether that path is the file that is meant: the script's own folder and PYTHONPATH "
-        "come first, so rename a file that is called like a library, remove stale copies, and "
-        "install the same version on all nodes.",
-    ),
+    *INSTALLATION_PATTERNS,
     Pattern(
         Kind.SYNTAX,
         r"^(?:SyntaxError|IndentationError|TabError): ",
@@ -209,6 +156,18 @@ PATTERNS = (
         "See which process has the port (`ss -ltnp` there), and where the address comes from: "
         "MASTER_ADDR and MASTER_PORT that are set by hand, for example in a profile, override what "
         "torshrun sets.",
+    ),
+    Pattern(
+        Kind.NETWORK,
+        r"(?:couldn't connect to|[Cc]annot reach) '?(?P<name>https?://[^\s':]+)|"
+        r"HTTPS?Connection(?:Pool)?\(host='(?P<host>[^']*[a-z]\.[a-z]+)'|<urlopen error|"
+        r"^FileNotFoundError: (?P<url>https?://[^\s/:]+)|"
+        r"\bLocalEntryNotFoundError\b|\bOfflineModeIsEnabled\b",
+        "It asks for something over the web, most often a file that is not on this node yet, and "
+        "cannot reach {name}.",
+        "Compute nodes often have no way out, or one by a proxy (HTTPS_PROXY): download the file "
+        "on a node that has one, into a folder that all share (HF_HOME for Hugging Face's files, "
+        "TORCH_HOME for torch.hub's), or give the script its path.",
     ),
     Pattern(
         Kind.NETWORK,
@@ -320,6 +279,14 @@ PATTERNS = (
         "Its process group is not set up as the library expects: {name}.",
         "init_process_group() is to be called once, before anything that needs it, and without "
         "taking away the variables that torshrun sets (RANK, WORLD_SIZE, MASTER_ADDR, …).",
+    ),
+    Pattern(
+        Kind.USAGE,
+        r"^KeyError: '(?P<name>(?:SLURM|OMPI|PMIX?|MV2_COMM|PALS|FLUX|JSM|HOROVOD)_\w+)'",
+        "It looks for {name}, which another launcher (srun, mpirun, horovodrun) sets for each rank "
+        "that it starts, and torshrun does not.",
+        "Choose the script's way for torchrun, if it has one: it takes its place from RANK, "
+        "LOCAL_RANK and WORLD_SIZE, which torshrun sets. Else start it by that launcher.",
     ),
     Pattern(
         Kind.MISMATCH,

@@ -111,6 +111,7 @@ _UNNAMED = {
     Kind.ADDRESS_IN_USE: "A port",
     Kind.NO_FILE: "see its words",
     Kind.ENCODING: "see its words",
+    Kind.NETWORK: "the server",
 }
 
 

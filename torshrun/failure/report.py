@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
+from torshrun.failure.excerpts import excerpt
 from torshrun.failure.exit_diagnosis import blamed
 from torshrun.failure.exits import Exit, how, where
 from torshrun.failure.explanation import NOTHING, Explanation
@@ -12,18 +12,14 @@ from torshrun.failure.kinds import NO_READING, Diagnosis
 from torshrun.failure.last_words import beside, last_words
 from torshrun.failure.likeness import fingerprint
 from torshrun.failure.root_cause import RootCause
-from torshrun.failure.tracebacks import Words
 from torshrun.text import format_ranks
 
 SHOWN_LINES = 40
 """Lines of a worker's last words that the report shows."""
 BESIDE_LINES = 12
 """Lines that the report shows of what else it wrote."""
-MOST_CHAINED = 6
-"""Exceptions of a chain that are shown: the first one and the last ones."""
 LINE_CHARS = 500
 """Characters of each line that the report shows."""
-_HEADER = "Traceback (most recent call last):"
 _GROUPS = 6
 _FATES = {
     "lost": "lost a peer",
@@ -91,10 +87,10 @@ def _words(cause: Exit, finding: RootCause) -> list[str]:
     whose = f"rank {cause.rank}: " if follows or finding.ranks != (cause.rank,) else ""
     nothing = "it wrote nothing" if cause.has_stdout else "it wrote nothing to stderr"
     heading = "its error" if follows else words.heading or nothing
-    shown = words.errors[-1].split("\n") if follows else _cut(words, SHOWN_LINES)
+    shown = words.errors[-1].split("\n") if follows else excerpt(words, SHOWN_LINES)
     lines = _quoted(f"{whose}{heading}", shown)
     for more in () if follows else beside(cause, words):
-        lines += _quoted(more.heading, _cut(more, BESIDE_LINES))
+        lines += _quoted(more.heading, excerpt(more, BESIDE_LINES))
     if cause.log:
         lines.append(f"  its output is kept in {cause.log}")
     return lines
@@ -103,45 +99,6 @@ def _words(cause: Exit, finding: RootCause) -> list[str]:
 def _quoted(heading: str, lines: Sequence[str]) -> list[str]:
     quoted = [f"  | {line[:LINE_CHARS]}".rstrip() for line in lines]
     return [f"  {heading}{':' if quoted else ''}", *quoted]
-
-
-def _cut(words: Words, most: int) -> list[str]:
-    """Return at most `most` lines, without the outermost calls of each exception of a chain."""
-    lines = list(words.lines)
-    if len(lines) <= most:
-        return lines
-    if words.innermost_first:
-        return [*lines[: most - 1], _left_out(len(lines) - most + 1)]
-    edges = (0, *words.ends[:-1], len(lines))
-    parts = [lines[start:end] for start, end in pairwise(edges)]
-    if len(parts) > MOST_CHAINED:  # the first one is where it began
-        parts = [parts[0], *parts[1 - MOST_CHAINED :]]
-    shares = _shares([*map(len, parts)], most)
-    cut = map(_cut_outermost, parts, shares)
-    return [line for part in cut for line in part]
-
-
-def _shares(sizes: Sequence[int], most: int) -> list[int]:
-    """Return how many lines each part may have: none too few while others have more."""
-    left, shares = most, [0] * len(sizes)
-    order = sorted(range(len(sizes)), key=sizes.__getitem__)
-    for done, number in enumerate(order):
-        shares[number] = min(sizes[number], left // (len(sizes) - done))
-        left -= shares[number]
-    return shares
-
-
-def _cut_outermost(lines: Sequence[str], most: int) -> list[str]:
-    """Return a traceback's head, after the lines that chain it to an earlier one, and its end."""
-    if len(lines) <= most:
-        return [*lines]
-    head = next((n for n, line in enumerate(lines) if line.endswith(_HEADER)), 0)
-    kept = max(most - head - 2, 1)
-    return [*lines[: head + 1], _left_out(len(lines) - head - 1 - kept), *lines[-kept:]]
-
-
-def _left_out(count: int) -> str:
-    return f"  … {count} lines left out …"
 
 
 def _in_brief(exits: Iterable[Exit], cause: str) -> str:

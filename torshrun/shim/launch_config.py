@@ -126,7 +126,7 @@ def program_of(entrypoint: str, args: Sequence[Any]) -> list[str]:
     if entrypoint == python and words[:1] == ["-u"]:  # as torchrun has it
         run = words[1:]
         if run[:1] == ["-m"]:
-            return run
+            return ["-m", "--", *run[1:]]
         if run and not run[0].startswith("-"):  # otherwise it is an option of Python, such as -c
             return ["--", *run]
     return ["--no-python", "--", entrypoint, *words]

@@ -74,7 +74,7 @@ def _command() -> list[str]:
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if spec is not None and spec.name:
         name = spec.name.removesuffix(".__main__")
-        return ["-m", name, *sys.argv[1:]]
+        return ["-m", "--", name, *sys.argv[1:]]
     return ["--", *sys.argv] if Path(sys.argv[0]).is_file() else []
 
 

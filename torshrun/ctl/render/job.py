@@ -182,7 +182,6 @@ def _target(request: Request) -> Iterator[str]:
     if request.target is None:
         names = ", ".join(TARGETS)
         raise ConfigError(f"the file does not say what to run: it needs one of {names}")
-    target = request.target.text or ""
-    yield from ["--"] if target.startswith("-") else []
-    yield target
-    yield from (argument.text or "" for argument in request.arguments)
+    words = [request.target.text or "", *(argument.text or "" for argument in request.arguments)]
+    yield from ["--"] if words[0].startswith("-") or words[1:2] == ["--"] else []
+    yield from words

@@ -208,7 +208,7 @@ def _of_ray_cluster(
     setup = f"{{\nset -e\n{job.setup}\nset +e\n}}" if job.setup else ""
     return {
         "variables": dict(job.environment),
-        "driver": [*start, *(word for word in job.target if word != "--")],
+        "driver": [*start, *(job.target[1:] if job.target[0] == "--" else job.target)],
         "head_requests": requests,
         "head_limits": limits,
         "setup": setup,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+from itertools import product
+
 import pytest
 
 from torsh_runtime.errors import ConfigError
@@ -27,6 +31,9 @@ from torshrun.config.options import BY_NAME, OPTIONS, Option
         ("-mt --nproc a", {"module": "true", "tee": "--nproc"}, "a"),
         ("-- --nproc 2", {}, "--nproc 2"),
         ("-m -- a -- b", {"module": "true"}, "a -- b"),
+        ("-m a -- --b", {"module": "true"}, "a --b"),
+        ("a.py -- -- b", {}, "a.py -- b"),
+        ("a.py b -- c", {}, "a.py b -- c"),
         ("- --nproc 2", {}, "- --nproc 2"),
         ("--run-i x", {"run_id": "x"}, ""),
         ("--rdzv_i x", {"run_id": "x"}, ""),
@@ -62,6 +69,8 @@ def test_what_is_given(typed: str, given: dict[str, str], rest: str) -> None:
         ("-N2", "no option -N; here it is --nnodes N"),
         ("--use_env", "no option --use_env; leave it out"),
         ("--=3", "there is no option --"),
+        ("-nnodes 2", "there is no option -nnodes; write --nnodes"),
+        ("-nproc_per_node=2 a", "no option -nproc_per_node; write --nproc_per_node"),
         ("-x", "there is no option -x"),
         ("-mx", "there is no option -x"),
         ("--nproc-per-node", "--nproc-per-node needs a value: WORKERS"),
@@ -94,3 +103,18 @@ def test_what_is_unambiguous_in_torchrun_is_so_here(name: str) -> None:
         start = name[:length]
         if sum(other.startswith(start) for other in TORCHRUNS.split()) == 1:
             assert [*parse([f"--{start}", "3"]).given] == [key], start
+
+
+def test_words_are_the_scripts_where_they_are_in_torchrun() -> None:
+    run = pytest.importorskip("torch.distributed.run")
+    parser = run.get_args_parser()
+    some = ("train.py", "--", "a", "-m", "--nnodes=1", "--lr")
+    for argv in (argv for size in range(1, 5) for argv in product(some, repeat=size)):
+        theirs = ours = None
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(SystemExit):
+            known = parser.parse_args(argv)
+            theirs = (known.training_script, tuple(known.training_script_args), known.module)
+        with contextlib.suppress(ConfigError):
+            line = parse(argv)
+            ours = line.script and (line.script, line.arguments, "module" in line.given)
+        assert ours == theirs, argv

@@ -104,7 +104,7 @@ def test_followers_are_known_by_the_error_that_the_others_came_from() -> None:
             Kind.MISMATCH,
             "all_to_all",
         ),
-        ("ModuleNotFoundError: No module named 'a.b'", Kind.IMPORT, "/bin/python3 cannot import"),
+        ("ModuleNotFoundError: No module named 'a'", Kind.IMPORT, "/bin/python3 cannot import"),
         (
             "ImportError: cannot import name 'x' from 'y' (z.py)",
             Kind.IMPORT,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import io
+import os
 import pickle
 import traceback
 import zipfile
@@ -185,6 +187,66 @@ def test_a_name_that_a_module_lacks_may_be_of_its_version_a_shadow_or_a_slip() -
     assert found
     assert found.kind is Kind.EXCEPTION
     assert "The module 'numpy.lib' has no nothing: it is of another version" in found.why
+
+
+@pytest.mark.parametrize("name", ["torch._six", "numpy.core.gone", "email.parser.gone"])
+def test_a_missing_part_of_a_library_that_is_here_is_not_told_to_be_installed(name: str) -> None:
+    found = reading(lambda: importlib.import_module(name))
+    assert found
+    assert found.kind is Kind.IMPORT
+    library = name.partition(".")[0]
+    assert f"python finds {library}, and no '{name}' in it: {library} is of another v" in found.why
+    assert "Install it" not in found.advice
+
+
+def test_an_argument_that_a_function_lacks_may_be_of_its_version_or_a_slip() -> None:
+    found = reading(lambda: traceback.TracebackException.from_exception(ValueError(), limits=3))
+    assert found
+    assert found.kind is Kind.EXCEPTION
+    assert "takes no argument limits: it is of another version" in found.why
+
+
+def test_a_library_whose_compiled_part_is_missing_fits_another_torch() -> None:
+    torch = pytest.importorskip("torch")
+    found = reading(lambda: torch.library.register_fake("no_such::cut", lambda x: x))
+    assert found
+    assert found.kind is Kind.VERSION
+    assert "Python's part of 'no_such' is here, and its compiled part is not" in found.why
+
+
+@pytest.mark.parametrize("name", ["SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"])
+def test_a_script_for_another_launcher_is_told_of_torshruns_variables(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    found = reading(lambda: os.environ[name])
+    assert found
+    assert found.kind is Kind.USAGE
+    assert f"It looks for '{name}', which another launcher" in found.why
+    assert "LOCAL_RANK" in found.advice
+    assert not diagnose_words(["KeyError: 'SLURM'"], "python")
+    assert not diagnose_words(["KeyError: 'labels'"], "python")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "OSError: We couldn't connect to 'https://hub.example' to load the files, and couldn't",
+        "hub.errors.OfflineModeIsEnabled: Cannot reach https://hub.example/a: offline mode",
+        "hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file",
+        "FileNotFoundError: https://hub.example/a/input.txt",
+        "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>",
+        "ConnectionError: HTTPSConnectionPool(host='a.example', port=443): Max retries exceeded",
+    ],
+)
+def test_a_download_that_finds_no_way_out_is_told_to_be_made_elsewhere(said: str) -> None:
+    found = diagnose_words([said], "python")
+    assert found
+    assert found.kind is Kind.NETWORK
+    assert "not on this node yet" in found.why
+    local = diagnose_words(["HTTPConnectionPool(host='127.0.0.1'): Connection refused"], "python")
+    assert local
+    assert "not on this node yet" not in local.why
 
 
 def test_a_breakpoint_that_nobody_answers_is_told_from_other_exceptions() -> None:

@@ -11,6 +11,7 @@ from torshrun.failure import report
 from torshrun.failure.exits import Exit
 from torshrun.failure.explanation import explain
 from torshrun.failure.report import LINE_CHARS, SHOWN_LINES
+from torshrun.failure.tracebacks import HEADER
 
 
 def describe(exits: Sequence[Exit], outlook: str, is_partial: bool = False) -> str:
@@ -97,6 +98,47 @@ def test_of_a_long_traceback_the_innermost_calls_are_shown() -> None:
     assert lines[:2] == ["Traceback (most recent call last):", "  … 163 lines left out …"]
     assert lines[2] == '  File "t.py", line 163, in f'
     assert lines[-1] == "KeyError: 1"
+
+
+def library_calls(count: int) -> str:
+    return "".join(
+        f'  File "/venv/lib/python3.12/site-packages/lib/{n}.py", line {n}, in f\n    g()\n'
+        for n in range(count)
+    )
+
+
+@pytest.mark.parametrize("path", ["/home/me/lib/train.py", "train.py"])
+def test_of_a_long_traceback_the_programs_own_calls_are_shown_too(path: str) -> None:
+    calls = f'  File "{path}", line 7, in main\n    fit()\n'
+    own = "".join(f'  File "{path}", line {n}, in step\n    run()\n' for n in range(20))
+    traced = f"{HEADER}\n{library_calls(30)}{calls}{library_calls(30)}KeyError: 1\n"
+    lines = shown(traced.encode())
+    at = lines.index(f'  File "{path}", line 7, in main')
+    assert lines[at - 1 : at + 4] == [
+        "  … 60 lines left out …",
+        f'  File "{path}", line 7, in main',
+        "    fit()",
+        "  … 26 lines left out …",
+        '  File "/venv/lib/python3.12/site-packages/lib/13.py", line 13, in f',
+    ]
+    assert lines[-2:] == ["    g()", "KeyError: 1"]
+    assert len(lines) == SHOWN_LINES
+    many = shown(f"{HEADER}\n{own}{library_calls(50)}KeyError: 1\n".encode())
+    assert SHOWN_LINES - 2 <= len(many) <= SHOWN_LINES
+    assert many[1].endswith("lines left out …")
+    assert f'  File "{path}", line 19, in step' in many
+    assert sum(line.startswith("    g()") for line in many) >= SHOWN_LINES // 4 - 1
+
+
+def test_of_own_calls_within_libraries_no_line_is_shown_twice_or_lost() -> None:
+    own = "".join(f'  File "t.py", line {n}, in f\n    own({n})\n' for n in range(9))
+    for libraries in range(40):
+        traced = f"{HEADER}\n{library_calls(40)}{own}{library_calls(libraries)}KeyError: 1\n"
+        lines = shown(traced.encode())
+        assert len(lines) <= SHOWN_LINES
+        left_out = [int(line.split()[1]) for line in lines if line.endswith("left out …")]
+        assert sum(left_out) + len(lines) - len(left_out) == traced.count("\n")
+        assert len([line for line in lines if "own(" in line]) >= 5
 
 
 def chained(*sizes: int) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 from support.rendered import EXAMPLE, job_file
 
 from torsh_runtime.errors import ConfigError
+from torshrun.config.command_line import parse
 from torshrun.config.request import gather
 from torshrun.config.resolve import resolve
 from torshrun.config.values import Nodes
@@ -56,6 +57,13 @@ def test_what_follows_from_the_job_itself(tmp_path: Path) -> None:
     assert job.own_shutdown_timeout
     job = job_of(tmp_path, "module: my.pkg\ncluster: {nodes: 3, name: null}\nnnodes: 2\n")
     assert (job.nodes, job.options, job.target) == (Nodes(3, 3), ("--module",), ("my.pkg",))
+
+
+def test_a_scripts_own_dashes_reach_it(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "script: t.py\narguments: [--, -x]\n")
+    assert job.target == ("--", "t.py", "--", "-x")
+    assert parse(job.target)[1:] == ("t.py", ("--", "-x"))
+    assert job_of(tmp_path, "script: t.py\narguments: [-x, --]\n").target == ("t.py", "-x", "--")
 
 
 @pytest.mark.parametrize(
