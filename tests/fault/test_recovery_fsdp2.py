@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -88,6 +89,27 @@ def test_workers_of_several_nodes_are_replaced(torshrun: Launcher) -> None:
     assert found[0] <= expected[0]
     assert len(found[1]) == 4
     assert found[1] == expected[1]
+
+
+def test_a_spare_has_the_parts_of_a_lost_node_while_the_others_go_on(torshrun: Launcher) -> None:
+    expected = nodes(torshrun)
+    torshrun.environ |= {"PAUSE": "0.3"}
+    options = ("--pid-namespace", "--nproc-per-node=2", "--max-restarts=9", "--preload=auto")
+    with Job.over_tcp(torshrun, "2", *options) as job:
+        for _ in range(2):
+            job.start(SCRIPT, "6").wait_for("waiting|round")
+        job.start(SCRIPT, "6").wait_for("maximum")
+        job.nodes[1].wait_for("step 2 ")
+        job.nodes[1].send(signal.SIGKILL)
+        ends = [job.nodes[number].end(WITHIN) for number in (0, 2)]
+        job.nodes[1].close()
+        outputs = [node.output for node in job.nodes]
+    assert [code for code, _ in ends] == [0, 0], outputs
+    found = told("\n".join(outputs))
+    assert found[0] <= expected[0], outputs
+    assert found[1] == expected[1], outputs
+    starts = re.findall(r"start (\d) \d+ (\d)", "\n".join(outputs))
+    assert sorted(rank for rank, step in starts if step != "0") == ["2", "3"], outputs
 
 
 REFUSED = {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import pytest
+from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
-from support.nodes import Job
+from support.nodes import QUICK, Job
 
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
 MOST = "--max-restarts=9"
@@ -90,28 +93,71 @@ def test_groups_of_a_number_of_ranks_are_made_anew(torshrun: Launcher) -> None:
     assert sorted(step for *_, step in found.starts if step != "0") == [*"2446"], outputs
 
 
-def test_when_a_node_is_lost_a_new_one_has_its_shards_from_the_next_node(
-    torshrun: Launcher,
+NEW = {
+    "a spare, memory in common": ("nn-fsdp", (APART, "--nproc-per-node=2"), True),
+    "a spare, in hybrid": ("nn-hybrid", (APART, "--nproc-per-node=2"), True),
+    "a new one, gathered over nodes": ("nn-mixed", (APART, "--nproc-per-node=1"), False),
+    "a new one, of torch's model": ("torch-fully_shard", ("--nproc-per-node=2",), False),
+}
+
+
+@pytest.mark.parametrize("case", NEW)
+def test_a_new_node_has_the_shards_of_a_lost_one_while_the_others_go_on(
+    torshrun: Launcher, case: str
 ) -> None:
-    expected, _ = run(torshrun, ("--nproc-per-node=2",), "nn-fsdp", "60")
-    torshrun.environ |= {"PAUSE": "0.05"}
-    with Job.over_tcp(torshrun, "2", MOST, "--nproc-per-node=2") as job:
+    model, options, is_spare = NEW[case]
+    if model.startswith("torch"):
+        torshrun.share_torch()
+    expected, _ = run(torshrun, options, model, "40")
+    torshrun.environ |= {"PAUSE": "0.1"}
+    with Job.over_tcp(torshrun, "2", MOST, *options) as job:
         for _ in range(2):
-            job.start(SCRIPT, "nn-fsdp", "60").wait_for("waiting|round")
+            job.start(SCRIPT, model, "40").wait_for("waiting|round")
         job.nodes[1].wait_for("step 9 ")
-        job.start(SCRIPT, "nn-fsdp", "60")
+        if is_spare:
+            job.start(SCRIPT, model, "40").wait_for("maximum")
+        time.sleep(Random().random() / 5)
         job.nodes[1].send(signal.SIGKILL)
-        ends = [job.nodes[number].end(100) for number in (0, 2)]
+        if not is_spare:
+            job.nodes[0].wait_for("the job waits for at least 2")
+            job.start(SCRIPT, model, "40")
+        ends = [job.nodes[number].end(200) for number in (0, 2)]
         job.nodes[1].close()
         outputs = [each.output for each in job.nodes]
     assert [code for code, _ in ends] == [0, 0], outputs
-    found = outcome(outputs)
+    found, each = outcome(outputs), len(expected.totals) // 2
     assert found.steps <= expected.steps, outputs
     assert found.totals == expected.totals, outputs
-    again = [int(step) for _, _, step in found.starts if step != "0"]
-    newest = max(int(each.split()[1]) for each in STEP.findall(outputs[1]))
-    assert len(again) == 4, outputs
-    assert again[0] >= newest, outputs
+    again = [(rank, int(step)) for rank, _, step in found.starts if step != "0"]
+    newest = max(int(told.split()[1]) for told in STEP.findall(outputs[1]))
+    assert sorted(rank for rank, _ in again) == [str(each + n) for n in range(each)], outputs
+    assert all(step > newest for _, step in again), outputs
+
+
+@pytest.mark.etcd
+def test_the_first_node_may_be_lost_if_all_meet_in_etcd(
+    torshrun: Launcher, etcd: EtcdCluster
+) -> None:
+    options = ("--nproc-per-node=2",)
+    expected, _ = run(torshrun, options, "nn-fsdp", "40", nodes=3)
+    torshrun.environ |= {"PAUSE": "0.1"}
+    meet = ("--rdzv-backend=etcd", f"--rdzv-endpoint={','.join(etcd.endpoints)}")
+    with Job(torshrun, "--nnodes=3", *meet, f"--rdzv-conf={QUICK}", MOST, *options) as job:
+        for _ in range(3):
+            job.start(SCRIPT, "nn-fsdp", "40").wait_for("waiting|round")
+        job.nodes[0].wait_for("step 5 ")
+        first = re.search("round 0: node 0 ", job.nodes[0].output) is not None
+        job.start(SCRIPT, "nn-fsdp", "40")
+        job.nodes[0].send(signal.SIGKILL)
+        ends = [job.nodes[number].end(200) for number in (1, 2, 3)]
+        job.nodes[0].close()
+        outputs = [each.output for each in job.nodes]
+    assert [code for code, _ in ends] == [0, 0, 0], outputs
+    found = outcome(outputs)
+    assert first, outputs
+    assert found.steps <= expected.steps, outputs
+    assert found.totals == expected.totals, outputs
+    assert sorted(rank for rank, _, step in found.starts if step != "0") == ["0", "1"], outputs
 
 
 def test_when_all_workers_are_lost_they_resume_from_memory(torshrun: Launcher) -> None:

@@ -173,3 +173,39 @@ def test_models_that_were_changed_in_a_step_are_refused_by_name(
     assert code != 0, err
     assert "elastic.join() after a loss differs between ranks" in err
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("model.module.bias.requires_grad = True", "models: there model/module.bias is trained"),
+        (
+            "parts['optimizer'].add_param_group({'params': [model.module.bias]})",
+            "optimizers: there optimizer has 1 parameters in group 1, and here nothing",
+        ),
+    ],
+)
+def test_no_start_resumes_with_other_parameters_trained_than_were_kept(
+    torshrun: Launcher, change: str, words: str
+) -> None:
+    script = torshrun.script(
+        BEGIN
+        + f"""
+    model.module.bias.requires_grad = False
+    parts["optimizer"] = optim.SGD([model.module.weight], lr=0.5)
+    job = tr.elastic.join(**parts)
+    print("joins at", job.number, flush=True)
+    for step in job.steps(5):
+        with step:
+            if step.number == 1:
+                {change}
+            model(nn.Tensor(np.ones((1, 6), np.float32))).mean().backward()
+            if step.number == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step.commit()
+    """
+    )
+    code, out, err = torshrun.run("--nproc-per-node=2", "--max-restarts=3", script)
+    assert code == 1, err
+    assert f"the state in memory is of other {words}" in err
+    assert out.count("joins at") == 2, out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -169,6 +170,47 @@ def test_replicas_of_torch_models_go_on_smaller_and_grow_again(
     fast.touch()
     found, outputs = training.end(1)
     assert check_as_undisturbed(found, tmp_path, kind)[-3:] == [4, 2, 4], outputs
+
+
+@pytest.mark.parametrize("kind", ["nn-fsdp", "torch-fully_shard", "nn-mixed"])
+def test_parts_of_sharded_models_are_cut_anew_from_memory(
+    train: Trainings, torshrun: Launcher, tmp_path: Path, fast: Path, kind: str
+) -> None:
+    if kind.startswith("torch"):
+        torshrun.share_torch()
+    training = train(3, 60, least=2, pause=PAUSE, kind=kind)
+    training.job.nodes[0].wait_for("6 workers in all")
+    wait_for_steps(training, 2, 0, 1, 2)
+    time.sleep(Random().random())
+    before = [training.present(node) for node in (0, 1)]
+    training.job.nodes[2].send(signal.SIGKILL)
+    training.job.nodes[0].wait_for("was lost; the others continue")
+    wait_for_steps(training, 3, 0, 1)
+    training.start()
+    training.wait_until_it_trains(3)
+    wait_for_steps(training, 3, 0, 1, 3)
+    outputs = [node.output for node in training.job.nodes]
+    assert [training.present(node) for node in (0, 1)] == before, outputs
+    fast.touch()
+    found, outputs = training.end(2)
+    assert check_as_undisturbed(found, tmp_path, kind)[-3:] == [6, 4, 6], outputs
+
+
+def test_all_workers_may_resume_from_memory_as_fewer_ranks(
+    train: Trainings, tmp_path: Path, fast: Path
+) -> None:
+    training = train(3, 30, least=2, pause=PAUSE, kind="nn-fsdp")
+    training.job.nodes[0].wait_for("6 workers in all")
+    wait_for_steps(training, 2, 0, 1, 2)
+    training.job.nodes[2].send(signal.SIGKILL)
+    kill([pid for node in (0, 1) for pid in training.present(node)])
+    committed_before = committed(training, 0, 1, 2)
+    training.wait_until_it_trains(0, 1, starts=4)
+    fast.touch()
+    found, outputs = training.end(2)
+    starts = re.findall(r"start \d \d+ (\d+)", "".join(outputs[:2]))
+    assert int(starts[-1]) >= committed_before, outputs
+    assert check_as_undisturbed(found, tmp_path, "nn-fsdp")[-2:] == [6, 4], outputs
 
 
 def test_a_spare_takes_the_place_of_a_lost_node(

@@ -92,12 +92,18 @@ def test_a_job_without_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
         tr.elastic.join(optimizer=optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
 
 
-def test_a_gradient_scaler_is_refused() -> None:
+def test_scalers_that_cannot_be_recovered_are_refused() -> None:
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(1, 1)
     parts = {"model": model, "optimizer": torch.optim.SGD(model.parameters())}
-    with pytest.raises(tr.ConfigError, match=r"'scaler': commit.* by a GradScaler: use bfloat16"):
-        tr.elastic.join(**parts, scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(tr.ConfigError, match=r"'scaler': it communicates in step\(\)"):
+        Parts({**parts, "scaler": tr.ShardedGradScaler(enabled=False)}, None)
+    scalers = {name: torch.amp.GradScaler("cpu") for name in ("first", "second")}
+    with pytest.raises(tr.ConfigError, match="given several GradScalers"):
+        Parts({**parts, **scalers}, None)
+    unscaled = Parts({**parts, "scaler": scalers["first"]}, None)
+    with pytest.raises(tr.ConfigError, match="no loss was scaled"):
+        unscaled.prepare_commit(0)
 
 
 def test_sparse_state_of_an_optimizer_is_named() -> None:

@@ -204,7 +204,7 @@ class VirtualAgent:
     def _join(self, number: int) -> None:
         """Its workers can go on among other nodes."""
         if self.place is not None and self._since == number:
-            self.soon(self.rendezvous.note_lasting, True)
+            self.soon(self.rendezvous.note_lasting, "any")
 
     def _go_on(self, place: NodeAssignment) -> None:
         """The next round has begun, unless the workers here are to end or have ended."""

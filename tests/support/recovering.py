@@ -2,12 +2,13 @@
 
 Arguments: "nn" or "torch", maybe followed by -fsdp, -hybrid, -mixed, -fully_shard or -pairs, or by
 -own for torch's own group and DistributedDataParallel, the number of steps, and what happens in
-each round, as what:where:step:ranks. `what` is kill, stop, raise, exit, or flip (a bit of the
-newest version of this rank's shard in memory, and then kill); `ranks` are numbers with commas;
-`where` is one of before, forward, backward, vote (in commit(), before it), half (in commit(), amid
-the optimizer's step), committed, or for a rank that heals or gives its state: heal (then `step` is
-any number). For shards it is also version or gradients: while these are copied to the node's
-memory.
+each round, as what:where:step:ranks. `what` is kill, stop, raise, exit, flip (a bit of the newest
+version of this rank's shard in memory, and then kill), or flip-copy (a bit of the newest version
+that this rank keeps for one of the node before, and then wait for a while); `ranks` are numbers
+with commas; `where` is one of before, forward, backward, vote (in commit(), before it), half (in
+commit(), amid the optimizer's step), committed, or for a rank that heals or gives its state: heal
+(then `step` is any number). For shards it is also version or gradients: while these are copied to
+the node's memory.
 PAUSE is in the environment: seconds in each step, as long as there is no file FAST. BEGIN there is
 a file with the state to begin with, and END one for the state at the end.
 """
@@ -52,20 +53,25 @@ def pass_point(where: str, step: int | None = None) -> None:
         raise ValueError(f"this rank is to fail in {where}")
     if what == "exit":
         os._exit(3)
+    if what == "flip-copy":
+        flip(versions._COPIES[OWN])
+        print("flipped", flush=True)
+        time.sleep(5)
+        return
     if what == "flip":
-        flip()
+        flip(OWN)
         what = "kill"
     os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[what])
 
 
-def flip() -> None:
-    """Flip a bit in the newest state of this rank's shard, once it is whole in memory."""
+def flip(kind: int) -> None:
+    """Flip a bit in the newest content of this rank's slots of a kind, once it is whole."""
     time.sleep(0.5)
     kept = CommitMemory.of_agent(os.environ)
     assert kept is not None
-    slots = [(turn, kept.own(OWN, turn)) for turn in range(TURNS)]
+    slots = [(turn, kept.own(kind, turn)) for turn in range(TURNS)]
     turn = max((slot[0].sequence, turn) for turn, slot in slots if slot is not None)[1]
-    memory = kept.make(OWN, turn, 4096)
+    memory = kept.make(kind, turn, 4096)
     memory[memory.nonzero()[0][-1]] ^= 1
 
 
@@ -146,10 +152,18 @@ def make_torch() -> tuple[Any, Any, Any]:
     return wrapped, torch.optim.SGD(wrapped.parameters(), lr=0.01, momentum=0.9), torch.from_numpy
 
 
+def is_sharded() -> bool:
+    return sys.argv[1].partition("-")[2] in ("fsdp", "fully_shard", "mixed")
+
+
 def load(parts: dict[str, Any]) -> int:
     """Load the state that another training has left; the number of its steps."""
     if "BEGIN" not in os.environ:
         return 0
+    if is_sharded():
+        with tr.checkpoint.Checkpointer(os.environ["BEGIN"]) as files:
+            found = files.load(parts)
+            return 0 if found is None else found.step
     begin, states = pickle.loads(Path(os.environ["BEGIN"]).read_bytes())  # noqa: S301 - our own
     for name, part in parts.items():
         part.load_state_dict(states[name])
@@ -157,7 +171,10 @@ def load(parts: dict[str, Any]) -> int:
 
 
 def save(parts: dict[str, Any], steps: int, rank: int) -> None:
-    if "END" in os.environ and rank == 0:
+    if "END" in os.environ and is_sharded():
+        with tr.checkpoint.Checkpointer(os.environ["END"]) as files:
+            files.save(steps, parts)
+    elif "END" in os.environ and rank == 0:
         states = {name: part.state_dict() for name, part in parts.items()}
         Path(os.environ["END"]).write_bytes(pickle.dumps((steps, states)))
 

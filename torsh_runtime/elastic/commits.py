@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torsh_runtime.arrays.copying import Copying
-from torsh_runtime.checkpoint.pieces import Landing
 from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.checkpoint.saving import Begun, Planner
 from torsh_runtime.checkpoint.tensor_file import ITEMSIZES
 from torsh_runtime.checkpoint.writer import FileLayout, Snapshot
 from torsh_runtime.comm.agreement import Attempt
-from torsh_runtime.elastic.fetching import Fetching, Request
+from torsh_runtime.elastic.fetching import Fetching, landings_of
 from torsh_runtime.elastic.memory import (
     COPIES,
     OWN,
@@ -219,18 +218,11 @@ class Commits:
         names, shapes or dtypes do not match.
         """
         what: str = "resume from the last commit"
-        requests: list[Request] = []
-        landings: list[Landing] = []
         values: dict[str, Any] = {}
+        landings, requests = landings_of(whole, ())
         with Attempt() as attempt:
             plan = Restoration(state, whole, self._ranks)
-            for name, target in plan.reads:
-                landing = Landing(target, whole.kind(name)[0])
-                landings.append(landing)
-                requests += [
-                    Request(span.file, span.start, landing.memory[span.first : span.last])
-                    for span in whole.spans(name, target.piece)
-                ]
+            landings, requests = landings_of(whole, plan.reads)
         self._agree(attempt, what)
         fetching.fetch(requests)
         with Attempt() as attempt:  # the program's own load_state_dict() may raise anything

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from torsh_runtime.checkpoint.pieces import Landing, PieceReader
 from torsh_runtime.checkpoint.ranks import Ranks
+from torsh_runtime.layout import ShardedTensor
 
 Bytes = NDArray[np.uint8]
 _CHUNK = 16 << 20
@@ -26,6 +28,22 @@ class Request(NamedTuple):
         """Return the part of this request between these offsets of the file."""
         first, last = max(first - self.start, 0), min(last - self.start, self.target.size)
         return Request(self.file, self.start + first, self.target[first:last])
+
+
+def landings_of(
+    source: PieceReader, reads: Iterable[tuple[str, ShardedTensor]]
+) -> tuple[list[Landing], list[Request]]:
+    """Return memory for pieces of tensors, by name, and what is to be requested for it."""
+    landings: list[Landing] = []
+    requests: list[Request] = []
+    for name, target in reads:
+        landing = Landing(target, source.kind(name)[0])
+        landings.append(landing)
+        requests += [
+            Request(span.file, span.start, landing.memory[span.first : span.last])
+            for span in source.spans(name, target.piece)
+        ]
+    return landings, requests
 
 
 class Fetching:

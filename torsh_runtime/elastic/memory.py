@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from torsh_runtime.contract import COMMIT_MEMORY
 from torsh_runtime.elastic.room import available_memory
@@ -82,6 +83,13 @@ class CommitMemory:
                 f"program must run as torshrun's user and see its /proc; or unset the variable to "
                 f"do without commits in memory"
             ) from None
+
+    @property
+    def identity(self) -> int:
+        """Return a number that no other memory of the job has."""
+        status = os.fstat(self._descriptor)
+        name = f"{os.uname().nodename} {status.st_dev} {status.st_ino}"
+        return xxh3_64_intdigest(name.encode()) >> 1
 
     @staticmethod
     def claim(user: str) -> None:

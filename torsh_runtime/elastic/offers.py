@@ -32,16 +32,17 @@ class Offers:
         self._by_rank = [
             {Key(*each) for each in rows if each[0] != NOTHING} for rows in told.tolist()
         ]
-        self._every = set[Key]().union(*self._by_rank)
+        self.every = set[Key]().union(*self._by_rank)
+        """What there is, of all ranks."""
 
     def numbers(self, kind: int, rank: int | None = None) -> tuple[int, ...]:
         """Return the numbers of what there is of a kind, of all ranks or for one of them."""
-        found = (each for each in self._every if each.kind == kind)
+        found = (each for each in self.every if each.kind == kind)
         return tuple(sorted({each.number for each in found if self._is_for(rank, each)}))
 
     def key(self, kind: int, rank: int, number: int) -> Key:
         """Return what a rank takes: its own, if that is there."""
-        found = [each for each in self._every if (each.kind, each.number) == (kind, number)]
+        found = [each for each in self.every if (each.kind, each.number) == (kind, number)]
         fit = [each for each in found if self._is_for(rank, each)]
         return min(fit, key=lambda each: (each.owner != rank, each))
 
@@ -70,14 +71,25 @@ class Offers:
 
     def alike(self, number: int) -> Key:
         """Return what there is of the parts that all ranks have alike, before this step."""
-        return min(each for each in self._every if (each.kind, each.number) == (ALIKE, number))
+        return min(each for each in self.every if (each.kind, each.number) == (ALIKE, number))
 
     def _is_for(self, rank: int | None, key: Key) -> bool:
-        return rank is None or self._places[key.owner] == self._places[rank]
+        if rank is None:
+            return True
+        is_of_now = key.world == len(self._places)
+        return is_of_now and self._places[key.owner] == self._places[rank]
+
+    def holders(self, key: Key) -> list[int]:
+        """Return the ranks that have this in their slots."""
+        return [rank for rank, keys in enumerate(self._by_rank) if key in keys]
+
+    def gives(self, key: Key) -> bool:
+        """Return whether this rank is the first one that has it."""
+        return self.holders(key)[0] == self._ranks.rank
 
     def _source(self, rank: int, key: Key) -> int:
         """Return the rank that gives it: the one that needs it, if it has it in its own memory."""
-        having: Sequence[int] = [r for r, keys in enumerate(self._by_rank) if key in keys]
+        having = self.holders(key)
         return rank if rank in having else having[0]
 
 

@@ -8,7 +8,7 @@ import functools
 import gc
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +27,8 @@ from torsh_runtime.elastic.options import (
     options_of,
 )
 from torsh_runtime.elastic.sampler import ElasticSampler
-from torsh_runtime.elastic.shards import (
-    Shards,
+from torsh_runtime.elastic.scalers import Stepping, problem_of_scaler
+from torsh_runtime.elastic.sharded_models import (
     check_one_kind,
     forgotten,
     is_sharded,
@@ -36,6 +36,7 @@ from torsh_runtime.elastic.shards import (
     problem_of_stepping,
     sharded_in,
 )
+from torsh_runtime.elastic.shards import Shards
 from torsh_runtime.elastic.torchs import dropping_kept, forgotten_of_torchs, problem_of_torchs
 from torsh_runtime.errors import ConfigError
 from torsh_runtime.framework.models import all_parameters
@@ -110,6 +111,7 @@ class Parts:
             *(each.forget_kept for model in self._models for each in shardings_of(model)),
             *(drop for model in self._models for drop in dropping_kept(model)),
         ]
+        self._stepping = Stepping(self._optimizers, self._others.values())
         self._kept: _Kept | None = None
         self._modes: list[tuple[Any, bool]] = []
         """The modules of the models, and whether each was in training at the last commit."""
@@ -156,16 +158,20 @@ class Parts:
 
     def prepare_commit(self, number: int) -> None:
         """Have everything protected that this step needs to be committed."""
+        self._stepping.check()
         if self.shards is not None:
             self.shards.prepare_commit(number)
 
-    def restore_shards(self, live: Sequence[int]) -> None:
-        """Let ranks that lack the newest state of sharded parts have it. All ranks call it.
+    @property
+    def is_fixed(self) -> bool:
+        """Return whether the state is divided among as many ranks as there are."""
+        return self.shards is not None and not self.shards.can_be_cut_anew
 
-        live: the number of the state that each rank has whole; a lower one than others' if none.
-        """
+    def restore_shards(self, number: int, is_whole: bool) -> None:
+        """Let ranks that lack the state of sharded parts before step `number` have it. All ranks
+        call it. is_whole: whether this one has had it."""
         if self.shards is not None:
-            self.shards.restore(live, self.step)
+            self.shards.restore(number, is_whole, self.step)
 
     def agree_on_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as DistributedDataParallel does before a pass."""
@@ -178,8 +184,7 @@ class Parts:
         self._modes = _modes_of(self._models)
         self._is_stepping = True
         try:
-            for optimizer in self._optimizers:
-                optimizer.step()
+            self._stepping.step()
         finally:
             self._is_stepping = False
         self.drop_gradients()
@@ -237,6 +242,7 @@ class Parts:
     def drop_progress(self) -> None:
         """Drop the gradients and the batches of a step that is to be repeated."""
         self.batches.go_back()
+        self._stepping.begin_anew()
         self.drop_gradients()
 
     def begin_anew(self) -> None:
@@ -296,8 +302,8 @@ def _guard(optimizer: Any, is_refused: Callable[[], bool]) -> None:
         if is_refused():
             raise ConfigError(
                 f"{type(optimizer).__name__}.step() was called within a step, and step.commit() "
-                f"calls it, once all ranks have come so far: leave it out. A GradScaler is not "
-                f"supported: use bfloat16, {_INSTEAD}"
+                f"calls it, once all ranks have come so far: leave it out, and give join() the "
+                f"GradScaler, by which commit() calls it then, if there is one"
             )
         return own(*arguments, **named)
 
@@ -313,7 +319,7 @@ def _problem(part: Any, group: ProcessGroup | None, is_sharded: bool) -> str:
     if is_loader(part):
         return f"{kind} has a state of each rank: give join() an ElasticSampler"
     if not is_model(part) and not is_optimizer(part):
-        return _problem_of_other(part, kind)
+        return _problem_of_other(part, kind, is_sharded)
     if problem := problem_of_torchs(part, group):
         return f"{problem}, {_INSTEAD}"
     if is_optimizer(part):
@@ -329,12 +335,11 @@ def _problem(part: Any, group: ProcessGroup | None, is_sharded: bool) -> str:
     return ""
 
 
-def _problem_of_other(part: Any, kind: str) -> str:
+def _problem_of_other(part: Any, kind: str, is_sharded: bool) -> str:
     if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
         return f"{kind} has no state_dict(): the number of the step is step.number"
-    if kind == "GradScaler" and part.is_enabled():
-        return f"commit() does not call the optimizers by a {kind}: use bfloat16, {_INSTEAD}"
-    return ""
+    problem = problem_of_scaler(part, is_sharded)
+    return f"{problem}, {_INSTEAD}" if problem else ""
 
 
 def _problem_of_ddp(model: DistributedDataParallel, group: ProcessGroup | None) -> str:

@@ -160,7 +160,7 @@ class Training:
         if self._rounds is not None:
             self.number = self._parts.begin()
             self._rounds.follow()
-            self._rounds.join(is_fixed=self._parts.is_sharded)
+            self._rounds.join(is_fixed=self._parts.is_fixed)
 
     def replace(self) -> None:
         """Take the place of a lost worker, with the state of the others."""
@@ -172,7 +172,7 @@ class Training:
         except _LOST_IN_MEETING as lost:
             self.recover(lost)
         os.environ[REPLACEMENT] = JOINED  # its next default groups are made as the others'
-        self._rounds.join(is_fixed=self._parts.is_sharded)
+        self._rounds.join(is_fixed=self._parts.is_fixed)
 
     def recover(self, lost: TorshError) -> None:
         """Go back to the last commit, with the other ranks, in the next round if one was lost.
@@ -245,7 +245,7 @@ class Training:
         self._parts.share_anew()
         if len(whole) < size:
             self._is_whole = rank in whole  # what is being filled is empty until it is complete
-            self._parts.restore_shards(held)
+        self._parts.restore_shards(newest, self._is_whole)
         self._heal(own, whole)
         self.number = newest
         self._parts.begin_to_protect(newest)

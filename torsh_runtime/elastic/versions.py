@@ -26,6 +26,7 @@ from torsh_runtime.elastic.memory import COPIES, OWN, TURNS, Commit, CommitMemor
 from torsh_runtime.elastic.neighbours import Neighbours
 from torsh_runtime.elastic.parts import told_of
 from torsh_runtime.errors import CheckpointError, CommError
+from torsh_runtime.layout import ShardedTensor
 from torsh_runtime.parallel.state import Contents
 
 Bytes = NDArray[np.uint8]
@@ -47,6 +48,8 @@ class Key(NamedTuple):
     """The rank whose state it is."""
     number: int
     """The number of the step."""
+    world: int
+    """The number of ranks that had parts then."""
 
 
 class Version(PieceReader):
@@ -55,6 +58,11 @@ class Version(PieceReader):
     def __init__(self, commit: Commit, manifest: Manifest, content: Bytes) -> None:
         self.where = f"the state before step {commit.sequence} in memory"
         self.commit, self.manifest, self.content = commit, manifest, content
+
+    def read_all(self, reads: Iterable[tuple[str, ShardedTensor]]) -> None:
+        """Read pieces of tensors, by name."""
+        for name, target in reads:
+            self.read(name, target)
 
     def read_file(self, file: str, start: int, target: Bytes) -> None:
         """Fill the target from the content, which has one file."""
@@ -82,6 +90,13 @@ class Versions:
         self._neighbours: dict[int, Neighbours] = {}
         self._written: dict[int, tuple[Commit, Bytes]] = {}
         """What this process has kept last, by kind."""
+
+    def move(self, rank: int, world_size: int) -> None:
+        """Keep versions of another rank from now on, among other ranks."""
+        if (rank, world_size) != (self._rank, self._world_size):
+            self._rank, self._world_size = rank, world_size
+            self._rooms.clear()
+            self._written.clear()
 
     def copy_to(self, neighbours: Mapping[int, Neighbours]) -> None:
         """Copy what is kept from now on to the next node, by kind; those of states belong to a
@@ -131,17 +146,18 @@ class Versions:
         if failed is not None:
             raise failed
 
-    def found(self, owners: Container[int]) -> dict[Key, Version]:
-        """Return what is whole in this rank's slots, of these ranks. What is damaged is passed over
-        with a RuntimeWarning."""
+    def found(self, owners: Container[int] | None = None) -> dict[Key, Version]:
+        """Return what is whole in this rank's slots, of these ranks among as many as now, or None:
+        of all ranks that there ever were. What is damaged is passed over with a RuntimeWarning."""
         found = {}
         for (slot, kind), turn in product(_slots(), range(TURNS)):
             try:
                 here = self._memory.own(slot, turn)
-                if here is not None and here[0].token in owners:
+                if here is not None and (owners is None or here[0].token in owners):
                     version = version_of(*here)
-                    if version.manifest.world_size == self._world_size:
-                        found[Key(kind, here[0].token, here[0].sequence)] = version
+                    world = version.manifest.world_size
+                    if owners is None or world == self._world_size:
+                        found[Key(kind, here[0].token, here[0].sequence, world)] = version
             except (ValueError, KeyError, TypeError, CheckpointError) as error:
                 what = "gradients" if kind == GRADIENTS else "a state"
                 warnings.warn(
@@ -151,13 +167,13 @@ class Versions:
                 )
         return found
 
-    def drop(self, keys: Iterable[Key]) -> None:
-        """Invalidate these in this rank's slots."""
-        wanted = {*keys}
+    def drop_from(self, number: int) -> None:
+        """Invalidate what this rank's slots have of steps from this one on, which is repeated,
+        maybe with other values. The state before it stays."""
         for (slot, kind), turn in product(_slots(), range(TURNS)):
             with suppress(ValueError):
                 here = self._memory.own(slot, turn)
-                if here and Key(kind, here[0].token, here[0].sequence) in wanted:
+                if here and here[0].sequence >= number + (kind != GRADIENTS):
                     self._memory.begin(turn, (slot,))
 
     def _send(self, kind: int, commit: Commit, content: Bytes) -> None:
@@ -235,9 +251,8 @@ def _sums(content: Bytes) -> Iterator[int]:
 def version_of(commit: Commit, content: Bytes) -> Version:
     """Return what a slot contains. Raises CheckpointError, ValueError, KeyError or TypeError if it
     is damaged."""
-    told, plain, sums = commit.told
-    described, own = Manifest.from_bytes(told), json.loads(_checked(plain))
-    expected = iter(json.loads(_checked(sums)))
+    described = manifest_of(commit)
+    expected = iter(json.loads(_checked(commit.told[2])))
     places = sorted(
         (stored.start, stored.piece.size * ITEMSIZES[tensor.dtype], name)
         for name, tensor in described.tensors.items()
@@ -247,7 +262,14 @@ def version_of(commit: Commit, content: Bytes) -> Version:
         for found in _sums(content[start : start + size]):
             if found != next(expected, None):
                 raise CheckpointError(f"{name!r} of step {commit.sequence} is damaged")
-    manifest = Manifest(
+    return Version(commit, described, content)
+
+
+def manifest_of(commit: Commit) -> Manifest:
+    """Return the description of a slot's content. Raises as version_of() does."""
+    told, plain, _ = commit.told
+    described, own = Manifest.from_bytes(told), json.loads(_checked(plain))
+    return Manifest(
         commit.sequence,
         described.world_size,
         0.0,
@@ -256,7 +278,6 @@ def version_of(commit: Commit, content: Bytes) -> Version:
         own["aliases"],
         described.files,
     )
-    return Version(commit, manifest, content)
 
 
 def _with_sum(text: bytes) -> bytes:

@@ -455,7 +455,7 @@ class Agent:
                 self._round.number, instruction.standing, ran, instruction.has_lost
             )
         elif isinstance(instruction, protocol.TellLasting):
-            self.rendezvous.note_lasting(instruction.is_lasting)
+            self.rendezvous.note_lasting(instruction.lasting)
         else:
             await self._replace_workers(instruction.ranks, instruction.place)
 

@@ -152,7 +152,8 @@ def _start_or_restart_workers(
         return replace(state, attempt=attempt), (protocol.TellRendezvous(report),)
     ranks = frozenset(range(config.nproc_per_node))
     fresh = ranks if place.kept else frozenset[int]()
-    running = Running(attempt=attempt, alive=ranks, fresh=fresh, is_lasting=place.kept)
+    lasting: base.Lasting = "any" if place.kept else ""
+    running = Running(attempt=attempt, alive=ranks, fresh=fresh, lasting=lasting)
     return running, (protocol.StartWorkers(place),)
 
 

@@ -40,10 +40,12 @@ def tell_lasting(
     """Tell the rendezvous whether the workers here can go on among other nodes, unless it knows."""
     able = state.joined | state.fresh
     lost = state.lost if isinstance(state, Mending) else frozenset[int]()
-    is_lasting = not state.fixed and len(able | lost) == config.nproc_per_node
-    if config.is_alone or is_lasting == state.is_lasting:
+    lasting: base.Lasting = ""
+    if len(able | lost) == config.nproc_per_node:
+        lasting = "same" if state.fixed else "any"
+    if config.is_alone or lasting == state.lasting:
         return state, ()
-    return replace(state, is_lasting=is_lasting), (protocol.TellLasting(is_lasting),)
+    return replace(state, lasting=lasting), (protocol.TellLasting(lasting),)
 
 
 def tell_exited(config: LaunchConfig, state: Running, rank: int) -> tuple[protocol.TellExited, ...]:
@@ -140,7 +142,7 @@ def begin(state: Running, *lost: int, at_commit: bool = False) -> Step:
         joined=state.joined & alive,
         fresh=state.fresh & alive,
         fixed=state.fixed & alive,
-        is_lasting=state.is_lasting,
+        lasting=state.lasting,
         lost=frozenset(lost),
         failed=state.failed,
         awaited=state.joined & alive,
@@ -227,7 +229,7 @@ def next_round(config: LaunchConfig, state: Mending, place: base.NodeAssignment)
         fresh=state.fresh | state.lost,
         failed=state.failed,
         fixed=state.fixed,
-        is_lasting=state.is_lasting or place.kept,
+        lasting=state.lasting or ("any" if place.kept else ""),
         owed=frozenset((rank, signo) for rank in state.lost for signo in attempt.noticed),
     )
     return running, (protocol.ReplaceWorkers(tuple(sorted(state.lost)), place),)

@@ -193,7 +193,7 @@ class TellLasting(NamedTuple):
     """Tell the rendezvous whether the workers here keep their processes if other nodes leave the
     job or come."""
 
-    is_lasting: bool
+    lasting: base.Lasting
 
 
 class KillWorkers(NamedTuple):

@@ -40,8 +40,8 @@ class Running:
     """Ranks that can go on without others: see elastic.join()."""
     fixed: frozenset[int] = frozenset()
     """Ranks that have joined, and can only go on among as many others."""
-    is_lasting: bool = False
-    """True if the rendezvous knows that all workers here can go on among other nodes."""
+    lasting: base.Lasting = ""
+    """Says what the rendezvous knows of whether all workers here can go on among other nodes."""
     early: frozenset[int] = frozenset()
     """Ranks that had joined, and have left before the last step."""
     fresh: frozenset[int] = frozenset()

@@ -51,7 +51,7 @@ class Alone(base.Rendezvous):
         else:
             self._end(base.Verdict(outcome=report.ending, code=report.code, reason=""))
 
-    def note_lasting(self, is_lasting: bool) -> None:
+    def note_lasting(self, lasting: base.Lasting) -> None:
         """Ignore it: there are no other nodes."""
 
     def mend(self, number: int, standing: base.Standing, seconds: float, lost: bool) -> None:

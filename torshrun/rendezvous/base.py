@@ -92,6 +92,9 @@ class Report:
         return self.outcome
 
 
+Lasting = Literal["", "same", "any"]
+"""Says whether the workers of a node can keep their processes when nodes leave or come: not at all,
+if as many ranks go on, or in any case."""
 Standing = Literal["lost", "parked", "bare", "unable"]
 """Standing of a node in a round that its workers leave while they keep their processes.
 lost: it has lost workers, and the others here have still to leave the round. parked: they have,
@@ -260,7 +263,7 @@ class Rendezvous(ABC):
         """
 
     @abstractmethod
-    def note_lasting(self, is_lasting: bool) -> None:
+    def note_lasting(self, lasting: Lasting) -> None:
         """Tell whether the workers here can keep their processes when nodes leave or come."""
 
     @abstractmethod

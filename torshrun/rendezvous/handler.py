@@ -19,6 +19,7 @@ from torshrun.rendezvous.base import (
     Answer,
     Asked,
     JobOver,
+    Lasting,
     Post,
     Rendezvous,
     RendezvousEvent,
@@ -131,8 +132,8 @@ class NodeRendezvous(Rendezvous):
     def mend(self, number: int, standing: Standing, seconds: float, lost: bool) -> None:
         self._tell(self._member.mend(number, standing, seconds, lost))
 
-    def note_lasting(self, is_lasting: bool) -> None:
-        self._tell(self._member.note_lasting(is_lasting))
+    def note_lasting(self, lasting: Lasting) -> None:
+        self._tell(self._member.note_lasting(lasting))
 
     def hold_growth(self, is_held: bool) -> None:
         """Note whether this node's workers want no node to be added to the job."""

@@ -264,7 +264,8 @@ class Member:
             return self._stand_by(place.why or self._why(self.header))
         self.status = "entering"
         ranks, kept = _fields(place, _RANKS), self.header.kept
-        self.row = self._fresh_row("inside", lasting=kept, **_of_round(self.header), **ranks)
+        ranks["lasting"] = "any" if kept else ""
+        self.row = self._fresh_row("inside", **_of_round(self.header), **ranks)
         return ()
 
     def _move(self, header: Header, place: PlaceRow) -> Events:
@@ -272,9 +273,9 @@ class Member:
         if not place.stays or place.node_rank < 0:
             return self._close(place.why or "the others went on without this node")
         self.place, self.status = place, "moving"
-        self._change_row(
-            **_of_round(header), **_fields(place, _RANKS), standing="", lost=False, lasting=True
-        )
+        lasting = self.row.lasting or "any"
+        entered = {**_of_round(header), **_fields(place, _RANKS), "lasting": lasting}
+        self._change_row(**entered, standing="", lost=False)
         return ()
 
     def entered(self) -> Events:
@@ -362,10 +363,10 @@ class Member:
             self._change_row(standing=standing, seconds=seconds, lost=lost)
         return ()
 
-    def note_lasting(self, is_lasting: bool) -> Events:
+    def note_lasting(self, lasting: base.Lasting) -> Events:
         """Note whether the workers here can keep their processes when nodes leave or come."""
-        if self.is_inside and self.row.lasting != is_lasting:
-            self._change_row(lasting=is_lasting)
+        if self.is_inside and self.row.lasting != lasting:
+            self._change_row(lasting=lasting)
         return ()
 
     def grant_over(self, seconds: float) -> Events:

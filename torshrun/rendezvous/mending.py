@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from torshrun.rendezvous.actions import Action, Close, Mend, Mended
+from torshrun.rendezvous.actions import Action, Close, Form, Mend, Mended
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.restart import History, following, judge
 from torshrun.rendezvous.rows import Header, NodeRow
+from torshrun.rendezvous.selection import keeps_ranks
 
 HAVE_PARKED = ("parked", "bare")
 COMMIT_WITHIN = 300.0
@@ -32,7 +33,25 @@ def is_lasting(view: ClusterState, header: Header) -> bool:
     rows = [view.told[node] for node in roster.inside - roster.going]
     has_ended = bool(roster.succeeded or roster.failures)
     may_form = not view.settings.fixed_ranks and view.sight.claimed == header.number
-    return may_form and not has_ended and bool(rows) and all(row.lasting for row in rows)
+    if not may_form or has_ended or not rows or not all(row.lasting for row in rows):
+        return False
+    return not keeps_ranks(view, staying(view)) or _may_be_as_many(view, header, len(rows))
+
+
+def fits(view: ClusterState, header: Header, form: Form) -> bool:
+    """Return whether workers that stay can go on among the nodes of the next round."""
+    count = sum(row.nproc for row in form.seating.nodes)
+    return count == header.world_size or not keeps_ranks(view, form.staying)
+
+
+def _may_be_as_many(view: ClusterState, header: Header, count: int) -> bool:
+    """Return whether others may take the places of all nodes that leave.
+
+    If the job may not go on with fewer nodes, it waits for them anyway. count: the nodes that stay.
+    """
+    missing, (least, most) = header.size - count, view.limits
+    others = len(view.roster.newcomers) + len(view.roster.dropped)
+    return missing > 0 and most >= header.size and (least >= header.size or others >= missing)
 
 
 def step(view: ClusterState, header: Header) -> Action | None:

@@ -61,9 +61,9 @@ class EpochRendezvous(base.Rendezvous):
         if self._node:
             self._node.mend(number, standing, seconds, lost)
 
-    def note_lasting(self, is_lasting: bool) -> None:
+    def note_lasting(self, lasting: base.Lasting) -> None:
         if self._node:
-            self._node.note_lasting(is_lasting)
+            self._node.note_lasting(lasting)
 
     def hold_growth(self, is_held: bool) -> None:
         """Note whether this node's workers want no node to be added to the job."""

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 from urllib.parse import quote
 
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
-from torshrun.rendezvous.base import Verdict
+from torshrun.rendezvous.base import Lasting, Verdict
 
 T = TypeVar("T")
 _Reader = Callable[[Any], Any]
@@ -142,8 +142,8 @@ class NodeRow:
     they keep their processes; else ""."""
     lost: bool = False
     """True if workers of this node were lost in the round."""
-    lasting: bool = False
-    """True if its workers can keep their processes when nodes of the round leave, or others
+    lasting: Lasting = ""
+    """Says whether its workers can keep their processes when nodes of the round leave, or others
     come."""
     leaving: str = ""
     """The outcome with which it goes, or is about to; "" if it stays."""

@@ -77,7 +77,7 @@ def seat(view: ClusterState, now: float, staying: frozenset[str] = frozenset()) 
     if view.settings.fixed_ranks:
         chosen, waiting = _chosen_by_rank(view, rows)
     else:
-        chosen, waiting = _chosen(view, rows, last)
+        chosen, waiting = _chosen(view, rows, last, moves=not keeps_ranks(view, staying))
     return Selection(tuple(chosen), (*waiting, *among.held.items()), among.wake)
 
 
@@ -89,21 +89,28 @@ def _seniority(
 
 
 def _chosen(
-    view: ClusterState, rows: list[NodeRow], ranks: Mapping[str, int]
+    view: ClusterState, rows: list[NodeRow], ranks: Mapping[str, int], *, moves: bool
 ) -> tuple[list[NodeRow], list[tuple[str, str]]]:
     most = view.limits[1]
     taken, spare = {row.node: row for row in rows[:most]}, rows[most:]
     survivors = {node: ranks[node] for node in taken if node in ranks}
-    order = assign(survivors, [node for node in taken if node not in survivors])
+    order = assign(survivors, [node for node in taken if node not in survivors], moves=moves)
     why = f"the job has its maximum of {most} node(s); this one waits in case another is lost"
     return [taken[node] for node in order], [(row.node, why) for row in spare]
 
 
-def assign(survivors: Mapping[str, int], newcomers: Sequence[str]) -> list[str]:
+def keeps_ranks(view: ClusterState, staying: frozenset[str]) -> bool:
+    """Return whether workers that stay have parts of a state by their ranks."""
+    return any(view.told[node].lasting == "same" for node in staying)
+
+
+def assign(
+    survivors: Mapping[str, int], newcomers: Sequence[str], *, moves: bool = True
+) -> list[str]:
     """Return the nodes in the order of their new ranks, which are dense.
 
     Survivors have a rank already, and as few of them move as possible. The highest fill holes that
-    newcomers do not, and the hole at rank 0 in any case: a survivor has the state that newcomers
+    newcomers do not, and the hole at rank 0 if it `moves`: a survivor has the state that newcomers
     request from rank 0.
     """
     size = len(survivors) + len(newcomers)
@@ -114,7 +121,7 @@ def assign(survivors: Mapping[str, int], newcomers: Sequence[str]) -> list[str]:
             seats[rank] = node
         else:
             movers.append(node)
-    if seats and 0 not in seats and not movers:
+    if moves and seats and 0 not in seats and not movers:
         movers = [seats.pop(max(seats))]
     waiting = iter([*reversed(movers), *newcomers])
     return [seats[rank] if rank in seats else next(waiting) for rank in range(size)]

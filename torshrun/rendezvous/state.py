@@ -213,7 +213,10 @@ def _go_on(view: ClusterState, header: Header, now: float) -> Decision:
     too_few = len(staying) + sum(map(view.stays, view.rows)) < view.limits[0]
     if too_few and (verdict := _preempted(view)):
         return verdict
-    return _form(view, now, mending.history(view, header), staying)
+    formed = _form(view, now, mending.history(view, header), staying)
+    if isinstance(formed.action, Form) and not mending.fits(view, header, formed.action):
+        return Decision(Close(header.reason))
+    return formed
 
 
 def _awaited(view: ClusterState) -> Iterator[tuple[float, str, str]]:

@@ -25,6 +25,7 @@ from torshrun.rendezvous.base import (
     Answer,
     Asked,
     JobOver,
+    Lasting,
     NodeAssignment,
     Post,
     Rendezvous,
@@ -82,8 +83,8 @@ class Together(Rendezvous):
     def mend(self, number: int, standing: Standing, seconds: float, lost: bool) -> None:
         self._part.mend(number, standing, seconds, lost)
 
-    def note_lasting(self, is_lasting: bool) -> None:
-        self._part.note_lasting(is_lasting)
+    def note_lasting(self, lasting: Lasting) -> None:
+        self._part.note_lasting(lasting)
 
     def leave(self, outcome: Literal["preempted", "stopped"], code: int, reason: str) -> None:
         self._end_for_all(code, reason)

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.distributed.tensor import DTensor
 
+from torsh_runtime.arrays.raw import empty
 from torsh_runtime.layout import Piece, ShardedTensor
-from torsh_runtime.parallel.state import Contents
-from torsh_runtime.parallel.state.contents import Source, read_whole
+from torsh_runtime.parallel.state import Contents, Restoration
+from torsh_runtime.parallel.state.contents import Source
 from torsh_runtime.parallel.state.plain import decode, encode
 
 _FLAGS = (
@@ -111,13 +112,25 @@ class TorchShards:
                     made = {key: _like(parameter, each) for key, each in parts.items()}
                     optimizer.state[parameter] = {**others, **made}
 
-    def gradient(self, parameter: Any) -> Any:
-        """Return the values of this rank's part of a gradient; None if there is none."""
-        return None if parameter.grad is None else _local(parameter.grad)
+    @property
+    def can_be_cut_anew(self) -> bool:
+        """Return False: torch's parameters keep the mesh with which they were made."""
+        return False
 
-    def read_gradient(self, parameter: Any, version: Source, name: str) -> None:
-        """Give a parameter the gradient that a version has."""
-        values = read_whole(version, name, "torch")
+    def restoration(self, source: Source) -> Restoration:
+        """Refuse to take the state from parts of other ranks."""
+        raise NotImplementedError
+
+    def gradient(self, parameter: Any) -> ShardedTensor | None:
+        """Return this rank's part of a gradient; None if there is none."""
+        return None if parameter.grad is None else _whole(_local(parameter.grad))
+
+    def room_for_gradient(self, parameter: Any, dtype: str) -> ShardedTensor:
+        """Return memory for this rank's part of a gradient."""
+        return _whole(empty("torch", tuple(_local(parameter).shape), dtype))
+
+    def give_gradient(self, parameter: Any, values: Any) -> None:
+        """Let a parameter have these values as its gradient."""
         parameter.grad = _like(parameter, values) if isinstance(parameter, DTensor) else values
 
     def note_flags(self) -> None:
@@ -125,9 +138,9 @@ class TorchShards:
         self._flags = [self._flags_of(each) for each in self._groups()]
         self._is_last = [each._state_ctx.is_last_backward for each in self._states]
 
-    def begin_anew(self) -> None:
+    def begin_anew(self) -> bool:
         """Drop what is left of passes that were broken off, as torch's _reset_iter_state() does,
-        without waiting for operations of the former round."""
+        without waiting for operations of the former round. Return False: the part is the same."""
         for group, flags in zip(self._groups(), self._flags, strict=True):
             group._all_gather_result = None
             for name, value in flags.items():
@@ -139,6 +152,7 @@ class TorchShards:
         drop_kept(self._states)
         for parameter in self._parameters.values():
             parameter.grad = None
+        return False
 
     def _groups(self) -> Iterator[Any]:
         return (group for each in self._states for group in each._fsdp_param_groups)

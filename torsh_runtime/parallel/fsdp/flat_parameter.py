@@ -61,6 +61,17 @@ class FlatParameter:
         """Return the number of elements of this rank's part."""
         return self.end - self.start
 
+    def among(self, parts: int, part: int) -> FlatParameter:
+        """Return the same parameters among so many ranks, of which this one has this part."""
+        if (parts, part) == (len(self.cuts) - 1, self.part):
+            return self
+        named = [*zip(self.names, self.parameters, strict=True)]
+        even = self.wants_even
+        shapes = self.shapes
+        made = FlatParameter(named, self.precision, parts, part, shapes=shapes, wants_even=even)
+        made.is_trained = self.is_trained
+        return made
+
     def gaps(self) -> list[slice]:
         """Return where there is padding."""
         ends = [0, *(start + size for start, size in zip(self.starts, self.sizes, strict=True))]

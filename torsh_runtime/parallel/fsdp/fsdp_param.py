@@ -354,10 +354,11 @@ class FSDPParam:
             self._gradient.reshape(-1)[...] = other._shaped(gradients).reshape(-1)[first:last]
         self.be_own()
 
-    def take_place(self, former: FSDPParam) -> None:
-        """Replace `former`, which had the same part in other memory, without its gradient."""
+    def take_place(self, former: FSDPParam, has_same: bool) -> None:
+        """Replace `former`, without its gradient. has_same: that has had the same part, in other
+        memory; else this part gets its values later."""
         former.follow_no_more()
-        self._own[...] = former.parameter.data
+        self._own[...] = former.parameter.data if has_same else 0
         self.be_own()
 
     def forget_gradient(self) -> None:

@@ -119,9 +119,11 @@ class FSDPParamGroup:
             yield flat, storage, slots
         memory.discard()
 
-    def begin_anew(self, store: Callable[[Stored], StorageStrategy]) -> None:
+    def begin_anew(self, store: Callable[[Stored], StorageStrategy]) -> bool:
         """Drop what is left of passes, and store the parameters anew, as the ranks' group was
         configured anew. All of them call it.
+
+        Return whether this rank has other rows now, whose values the caller has to give.
 
         store: makes a storage.
         """
@@ -131,8 +133,10 @@ class FSDPParamGroup:
         self._machine.become(ShardedState.SHARDED, unit=self.name)
         self.is_lent = self._is_for_replicas = False
         if self.is_replicated:
-            return
+            return False
+        former = [flat for flat, _ in self.laid]
         self._rearrange(partial(self._renewed, store))
+        return any(flat is not other for (flat, _), other in zip(self.laid, former, strict=True))
 
     def _renewed(
         self,
@@ -140,13 +144,15 @@ class FSDPParamGroup:
         flat: FlatParameter,
         memory: StorageStrategy,
     ) -> Iterator[_Laid]:
-        storage = store(Stored(self._framework, flat, memory.group, memory.ledger))
-        slots = self._slots_of(flat, storage)
+        group = memory.group
+        anew = flat.among(group.world_size, group.rank)
+        storage = store(Stored(self._framework, anew, group, memory.ledger))
+        slots = self._slots_of(anew, storage)
         for slot, other in zip(slots, self._in(memory), strict=True):
-            slot.take_place(other)
+            slot.take_place(other, has_same=anew is flat)
         memory.discard()
         storage.reshard()
-        yield flat, storage, slots
+        yield anew, storage, slots
 
     def be_within(self, path: str, ledger: MemoryAccounting) -> None:
         """Become a unit of a larger model, in which the unit's own model is at `path`, and whose

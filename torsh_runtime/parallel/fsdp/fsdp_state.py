@@ -237,15 +237,18 @@ class FSDPState:
         """Return the ranks that the model is sharded over."""
         return self._group
 
-    def begin_anew(self, nodes: Nodes | None) -> None:
+    def begin_anew(self, nodes: Nodes | None) -> bool:
         """Drop passes that were broken off, on all ranks of a group that has been connected anew,
-        and share memory with those of this node. nodes: those of the group."""
+        and share memory with those of this node. nodes: those of the group.
+
+        Return whether this rank has other parts now, whose values the caller has to give."""
         self._void()
         self.training_state = TrainingState.FORWARD_BACKWARD
         self._beginner, self._is_in_method = None, False
         self._prefetching = Prefetching(self._config)
-        for unit in self.units:
-            unit.begin_anew(partial(host_storage, over=self._group, nodes=nodes))
+        store = partial(host_storage, over=self._group, nodes=nodes)
+        moved = [unit.begin_anew(store) for unit in self.units]
+        return any(moved)
 
     def rest(self) -> None:
         """Reshard all units, and end what an exception has left behind."""

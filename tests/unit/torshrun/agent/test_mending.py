@@ -58,29 +58,29 @@ def play(
     return state, [each for each in done[1:] if not isinstance(each, m.TellLasting)]
 
 
-def lasting(*events: m.Event, first: NodeAssignment = PLACE) -> list[bool]:
+def lasting(*events: m.Event, first: NodeAssignment = PLACE) -> list[str]:
     """What the rendezvous is told of whether the workers here can go on among other nodes."""
     state: machine.State = machine.Waiting()
-    told: list[bool] = []
+    told: list[str] = []
     for event in (RoundFormed(first), *events):
         state, instructions = machine.handle(TOGETHER, state, event)
-        told += [each.is_lasting for each in instructions if isinstance(each, m.TellLasting)]
+        told += [each.lasting for each in instructions if isinstance(each, m.TellLasting)]
     return told
 
 
 def test_the_rendezvous_hears_whether_workers_can_go_on_among_other_nodes() -> None:
     assert lasting(m.Joined(0), m.Joined(1)) == []
-    assert lasting(*ALL_JOINED) == [True]
-    assert lasting(*ALL_JOINED, m.Left(1), m.Left(2)) == [True, False]
-    assert lasting(m.Joined(0), m.Joined(1, is_fixed=True), m.Joined(2)) == []
+    assert lasting(*ALL_JOINED) == ["any"]
+    assert lasting(*ALL_JOINED, m.Left(1), m.Left(2)) == ["any", ""]
+    assert lasting(m.Joined(0), m.Joined(1, is_fixed=True), m.Joined(2)) == ["same"]
     lost = (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.Parked(0, 0), m.Parked(0, 2))
-    assert lasting(*lost, mended(1), m.Joined(1)) == [True]
+    assert lasting(*lost, mended(1), m.Joined(1)) == ["any"]
 
 
 def test_workers_that_begin_among_others_that_go_on_are_replacements() -> None:
     begun = replace(place(3), kept=True, since=1)
     assert lasting(*ALL_JOINED, first=begun) == []
-    assert lasting(m.Left(0), first=begun) == [False]
+    assert lasting(m.Left(0), first=begun) == [""]
     state, _ = machine.handle(TOGETHER, machine.Waiting(), RoundFormed(begun))
     assert isinstance(state, machine.Running)
     assert state.fresh == {0, 1, 2}

@@ -238,7 +238,7 @@ def test_a_node_whose_workers_stay_enters_the_next_round_with_them() -> None:
     (mended,) = member.entered()
     assert isinstance(mended, RoundMended)
     assert (mended.place.round, mended.place.node_rank, mended.place.kept) == (1, 0, True)
-    assert (member.status, member.row.lasting) == ("inside", True)
+    assert (member.status, member.row.lasting) == ("inside", "any")
 
 
 @pytest.mark.parametrize(
@@ -279,5 +279,5 @@ def test_workers_that_begin_among_others_can_go_on_among_others() -> None:
     assert isinstance(formed, RoundFormed)
     assert formed.place.kept
     assert member.row.lasting
-    member.note_lasting(False)
+    member.note_lasting("")
     assert not member.row.lasting

@@ -20,7 +20,7 @@ LOST = 2 * TTL
 
 
 def lasting(name: str, rank: int, **changes: Any) -> NodeRow:
-    return inside(name, rank, **({"lasting": True} | changes))
+    return inside(name, rank, **({"lasting": "any"} | changes))
 
 
 def parked(name: str, rank: int, **changes: Any) -> NodeRow:
@@ -103,7 +103,7 @@ def test_workers_that_have_left_wait_for_the_least_number_of_nodes() -> None:
 
 def test_all_workers_start_again_if_those_of_a_node_cannot_go_on() -> None:
     unable = three()
-    unable.put(lasting("b", 1, lasting=False, sequence=2), 9)
+    unable.put(lasting("b", 1, lasting="", sequence=2), 9)
     unable.drop("c")
     assert act(unable, LOST) == Close("node c was lost")
     seen = without_c()
@@ -113,6 +113,43 @@ def test_all_workers_start_again_if_those_of_a_node_cannot_go_on() -> None:
     bare.put(parked("a", 0, standing="bare"), 9)
     bare.put(parked("b", 1, standing="bare"), 10)
     assert isinstance(act(bare, LOST), Close)
+
+
+def of_as_many(least: int, *others: str) -> ClusterState:
+    """Node a is lost, and the workers of the others can only go on among as many ranks."""
+    rows = [lasting(name, rank, lasting="same") for rank, name in enumerate("abc")]
+    seen = view(*rows, header=opened(world_size=3, min_nodes=least), rules=RULES)
+    seen.drop("a")
+    for revision, name in enumerate(others):
+        seen.put(node(name), 20 + revision)
+    return seen
+
+
+def all_parked(seen: ClusterState) -> ClusterState:
+    seen.take_header(replace(seen.header or opened(), mending=True, reason="a was lost"), LOST)
+    for rank, name in ((1, "b"), (2, "c")):
+        seen.put(parked(name, rank, lasting="same"), 30 + rank)
+    return seen
+
+
+def test_a_spare_has_the_very_ranks_of_a_lost_node_if_each_has_a_part_of_the_state() -> None:
+    seen = of_as_many(1, "d")
+    assert act(seen, LOST) == Mend("node a was lost")
+    formed = act(all_parked(seen), LOST)
+    assert [row.node for row in formed.seating.nodes] == ["d", "b", "c"]
+    assert formed.staying == {"b", "c"}
+
+
+def test_without_a_spare_workers_that_need_as_many_wait_or_start_again() -> None:
+    assert act(of_as_many(1), LOST) == Close("node a was lost")
+    seen = of_as_many(3)
+    assert act(seen, LOST) == Mend("node a was lost")
+    assert "at least 3 node(s) (2 here)" in decide(all_parked(seen), LOST).why
+    seen.put(node("d", nproc=2), 40)
+    assert act(seen, LOST) == Close("a was lost")
+    grows = view(lasting("a", 0, lasting="same"), node("d"), header=opened(1), rules=RULES)
+    assert act(grows, 0.0) is None
+    assert act(grows, 9.0) == Close("node d joined")
 
 
 def test_workers_that_are_lost_as_well_cost_one_restart() -> None:
