@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from support.forked_scripts import printed_by_ranks
 from support.launcher import Launcher
 from support.nodes import Job
 
@@ -35,10 +36,12 @@ def run(launcher: Launcher, *losses: str) -> tuple[int, str, str]:
 
 @cache
 def undisturbed(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
-    with Launcher(folder) as launcher:
-        code, out, err = run(launcher)
-    assert code == 0, err
-    return told(out)
+    loads = ("torch._dynamo", "torch.distributed.fsdp", "torsh_runtime.integrations.torch")
+    environ = {"TORCHELASTIC_RESTART_COUNT": "0"}
+    outputs = printed_by_ranks(
+        Path(SCRIPT), 3, str(STEPS), folder=folder, loads=loads, environ=environ
+    )
+    return told("".join(f"[0] {line}\n" for out in outputs for line in out.splitlines()))
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,9 @@ def alone(
     folder: Path, ranks: int, kind: str, steps: int, environ: Mapping[str, str] | None = None
 ) -> list[str]:
     """What each rank prints of a training that loses nobody, without an agent."""
-    loads = ("torch._dynamo",) if kind.startswith("torch") else ()
+    loads = ["torsh_runtime.nn", "torsh_runtime.optim", "torsh_runtime.elastic"]
+    if kind.startswith("torch"):
+        loads += ["torch._dynamo", "torsh_runtime.integrations.torch"]
     told = {"TORCHELASTIC_RESTART_COUNT": "0", **(environ or {})}
     argv = (kind, str(steps))
     return printed_by_ranks(Path(SCRIPT), ranks, *argv, folder=folder, loads=loads, environ=told)
