@@ -138,7 +138,7 @@ def test_what_is_not_supported_is_refused_by_name(torshrun: Launcher) -> None:
     """
         + cases
     )
-    torshrun.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(torshrun.folder / "compiled")}
+    torshrun.share_torch()
     launch = ("--nproc-per-node=2", "--max-restarts=1", script)
     code, out, err = torshrun.run(*launch, within=WITHIN)
     assert code == 0, err
