@@ -16,6 +16,7 @@ from typing import NamedTuple
 import pytest
 from support.launcher import Launcher
 from support.processes import soon
+from support.trainings import alone
 
 from torshrun.agent.recovery import NOTICE
 
@@ -57,12 +58,7 @@ def outcome(out: str) -> Outcome:
 
 @cache
 def undisturbed(folder: Path, way: str, steps: int) -> Outcome:
-    with Launcher(folder) as torshrun:
-        if way.startswith("torch"):
-            torshrun.share_torch()
-        code, out, err = torshrun.run(f"--nproc-per-node={RANKS}", SCRIPT, way, str(steps))
-    assert code == 0, err
-    return outcome(out)
+    return outcome("".join(alone(folder, RANKS, way, steps)))
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from support.forked_scripts import printed_by_ranks
 from support.launcher import Launcher
 from support.nodes import Job
 
@@ -36,10 +37,12 @@ def run(launcher: Launcher, *losses: str) -> tuple[int, str, str]:
 
 @cache
 def undisturbed(folder: Path) -> tuple[frozenset[str], frozenset[str]]:
-    with Launcher(folder) as launcher:
-        code, out, err = run(launcher)
-    assert code == 0, err
-    return told(out)
+    loads = ("torch._dynamo", "torch.distributed.fsdp", "torsh_runtime.integrations.torch")
+    environ = {"TORCHELASTIC_RESTART_COUNT": "0"}
+    outputs = printed_by_ranks(
+        Path(SCRIPT), 3, str(STEPS), folder=folder, loads=loads, environ=environ
+    )
+    return told("".join(f"[0] {line}\n" for out in outputs for line in out.splitlines()))
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +160,7 @@ def test_what_is_not_supported_is_refused_by_name(torshrun: Launcher) -> None:
     """
         + cases
     )
-    torshrun.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(torshrun.folder / "compiled")}
+    torshrun.share_torch()
     launch = ("--nproc-per-node=2", "--max-restarts=1", script)
     code, out, err = torshrun.run(*launch, within=WITHIN)
     assert code == 0, err

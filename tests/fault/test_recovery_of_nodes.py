@@ -19,6 +19,7 @@ from support.trainings import (
     SCRIPT,
     Outcome,
     Trainings,
+    alone,
     kill,
     outcome,
     trainings,
@@ -35,10 +36,7 @@ def train(torshrun: Launcher) -> Iterator[Trainings]:
 
 @cache
 def undisturbed(folder: Path, ranks: int, steps: int) -> Outcome:
-    with Launcher(folder) as launcher:
-        code, out, err = launcher.run(f"--nproc-per-node={ranks}", SCRIPT, "nn", str(steps))
-    assert code == 0, err
-    return outcome([out])
+    return outcome(alone(folder, ranks, "nn", steps))
 
 
 @pytest.fixture(scope="module")

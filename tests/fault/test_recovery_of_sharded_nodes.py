@@ -14,6 +14,7 @@ import pytest
 from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
 from support.nodes import QUICK, Job
+from support.trainings import alone
 
 SCRIPT = str(Path(__file__).parent.parent / "support" / "recovering.py")
 MOST = "--max-restarts=9"
@@ -47,7 +48,15 @@ def outcome(outputs: Iterable[str]) -> Outcome:
 def run(
     torshrun: Launcher, options: Sequence[str], *argv: str, nodes: int = 2
 ) -> tuple[Outcome, list[str]]:
-    """Run the script on several nodes, which have to end well."""
+    """Run the script on several nodes, which have to end well. Where these share a host and lose
+    nobody, their ranks are forked here.
+    """
+    model, steps, *losses = argv
+    if not losses and APART not in options:
+        (number,) = options
+        ranks = nodes * int(number.partition("=")[2])
+        outputs = alone(torshrun.folder, ranks, model, int(steps))
+        return outcome(outputs), outputs
     with Job.over_tcp(torshrun, str(nodes), MOST, *options) as job:
         started = [job.start(SCRIPT, *argv) for _ in range(nodes)]
         ends = [node.end(300) for node in started]

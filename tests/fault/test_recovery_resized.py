@@ -28,7 +28,7 @@ from support.trainings import (
     worlds,
 )
 
-STEPS, PAUSE = 200, "0.4"
+STEPS, PAUSE = 120, "0.7"
 """Enough for nodes to come and go, and seconds that each step takes until the test is done."""
 
 
@@ -67,10 +67,10 @@ def test_a_job_goes_on_smaller_and_grows_again(
     before = [training.present(node) for node in (0, 1)]
     training.job.nodes[2].send(signal.SIGKILL)
     training.job.nodes[0].wait_for("was lost; the others continue")
-    wait_for_steps(training, 5, 0, 1)
+    wait_for_steps(training, 3, 0, 1)
     training.start()
     training.wait_until_it_trains(3)
-    wait_for_steps(training, 5, 0, 1, 3)
+    wait_for_steps(training, 3, 0, 1, 3)
     assert [training.present(node) for node in (0, 1)] == before
     fast.touch()
     found, outputs = training.end(2)
@@ -152,10 +152,11 @@ def test_a_job_that_is_scaled_down_shrinks_after_a_step(
     assert [training.repeats(node) for node in range(3)] == [[], [], []]
 
 
-@pytest.mark.parametrize("kind", ["torch", "torch-own"])
 def test_replicas_of_torch_models_go_on_smaller_and_grow_again(
-    train: Trainings, torshrun: Launcher, tmp_path: Path, fast: Path, kind: str
+    train: Trainings, torshrun: Launcher, tmp_path: Path, fast: Path
 ) -> None:
+    """With torch's own DistributedDataParallel. Ours is nn's, which goes through all else here."""
+    kind = "torch-own"
     torshrun.share_torch()
     training = train(2, STEPS, least=1, pause=PAUSE, kind=kind)
     wait_for_steps(training, 2, 1)
@@ -249,25 +250,23 @@ def test_without_a_spare_the_others_wait_for_the_least_number_of_nodes(
 
 
 @pytest.mark.etcd
-@pytest.mark.parametrize("lost", [0, 1], ids=["the first node", "another"])
-def test_any_node_may_be_lost_if_all_meet_in_etcd(
-    train: Trainings, tmp_path: Path, fast: Path, etcd: EtcdCluster, lost: int
+def test_the_first_node_may_be_lost_if_all_meet_in_etcd(
+    train: Trainings, tmp_path: Path, fast: Path, etcd: EtcdCluster
 ) -> None:
     training = train(3, STEPS, least=2, pause=PAUSE, etcd=",".join(etcd.endpoints))
     training.job.nodes[0].wait_for("6 workers in all")
     wait_for_steps(training, 2, 0, 1, 2)
     time.sleep(Random().random())
-    others = [node for node in range(3) if node != lost]
-    before = [training.present(node) for node in others]
-    training.job.nodes[lost].send(signal.SIGKILL)
-    training.job.nodes[others[0]].wait_for("lost; the others continue")
-    wait_for_steps(training, 5, *others)
+    before = [training.present(node) for node in (1, 2)]
+    training.job.nodes[0].send(signal.SIGKILL)
+    training.job.nodes[1].wait_for("lost; the others continue")
+    wait_for_steps(training, 3, 1, 2)
     training.start()
     training.wait_until_it_trains(3)
-    wait_for_steps(training, 5, *others, 3)
-    assert [training.present(node) for node in others] == before
+    wait_for_steps(training, 3, 1, 2, 3)
+    assert [training.present(node) for node in (1, 2)] == before
     fast.touch()
-    found, outputs = training.end(lost)
+    found, outputs = training.end(0)
     assert check_as_undisturbed(found, tmp_path)[-3:] == [6, 4, 6], outputs
 
 
@@ -294,7 +293,7 @@ def test_agents_may_be_killed_at_any_moment(
     train: Trainings, tmp_path: Path, fast: Path, etcd: EtcdCluster
 ) -> None:
     random, kills = Random(int(time.time())), 3
-    training = train(3, 400, least=2, pause="0.2", etcd=",".join(etcd.endpoints))
+    training = train(3, STEPS, least=2, pause=PAUSE, etcd=",".join(etcd.endpoints))
     training.job.nodes[0].wait_for("6 workers in all")
     present, killed = [0, 1, 2], []
     wait_for_steps(training, 1, *present)

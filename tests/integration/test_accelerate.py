@@ -6,8 +6,9 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from support.forked_scripts import printed_by_ranks
 from support.launchers import Bench
-from support.torch_scripts import SCRIPTS, alike, found
+from support.torch_scripts import ONCE, SCRIPTS, alike_here, found
 
 pytestmark = [pytest.mark.torch]
 for _library in ("torch", "accelerate"):
@@ -18,33 +19,30 @@ needs_transformers = pytest.mark.skipif(
     not importlib.util.find_spec("transformers"), reason="needs transformers"
 )
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
+TWO = ("--nproc-per-node=2", *ONCE)
 APART = "each of the 2 ranks would train a model of its own. Set ACCELERATE_USE_CPU=true"
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"))
 
 
 @pytest.mark.slow
 def test_accelerate_trains_as_on_gloo_also_where_only_the_environment_says_cpu(
     bench: Bench,
 ) -> None:
-    losses = alike(bench, 2, str(SCRIPTS / "accelerated.py"), **OFFLINE)
+    losses = alike_here(bench, 2, SCRIPTS / "accelerated.py", loads=["accelerate"], **OFFLINE)
     assert len(losses) == 4
     unsaid = (str(SCRIPTS / "accelerated.py"), "unsaid")
     environ = {**OFFLINE, "ACCELERATE_USE_CPU": "true"}
-    run = bench.run(
-        "torshrun", "--torch-backend=torsh", "--nproc-per-node=2", *unsaid, environ=environ
-    )
+    run = bench.run("torshrun", "--torch-backend=torsh", *TWO, *unsaid, environ=environ)
     assert found(run, "loss") == losses
 
 
 def test_accelerate_that_would_train_apart_is_refused_on_every_rank(bench: Bench) -> None:
     script = (str(SCRIPTS / "accelerated.py"), "unsaid")
-    run = bench.run(
-        "torshrun", "--torch-backend=torsh", "--nproc-per-node=2", *script, environ=OFFLINE
-    )
+    run = bench.run("torshrun", "--torch-backend=torsh", *TWO, *script, environ=OFFLINE)
     assert run.code != 0
     assert "loss" not in run.out
     for rank in (0, 1):
@@ -59,13 +57,16 @@ def test_accelerate_that_would_train_apart_is_refused_on_every_rank(bench: Bench
 @pytest.mark.slow
 @needs_transformers
 def test_a_trainer_trains_as_on_gloo(bench: Bench) -> None:
-    assert len(alike(bench, 2, str(SCRIPTS / "trained.py"), **OFFLINE)) == 16
+    losses = alike_here(bench, 2, SCRIPTS / "trained.py", loads=["support.lean_trainer"], **OFFLINE)
+    assert len(losses) == 16
 
 
 @needs_transformers
-def test_a_trainer_takes_no_ddp_backend_of_that_name(bench: Bench) -> None:
-    run = bench.run("torshrun", "--nproc-per-node=2", str(SCRIPTS / "refused.py"), environ=OFFLINE)
-    lines = found(run, "found")
+def test_a_trainer_takes_no_ddp_backend_of_that_name(tmp_path: Path) -> None:
+    loads = ("torch._dynamo", "support.lean_trainer")
+    script = SCRIPTS / "refused.py"
+    outputs = printed_by_ranks(script, 2, folder=tmp_path, loads=loads, environ=OFFLINE)
+    lines = "".join(outputs).splitlines()
     assert len(lines) == 4
     assert sum(line.startswith("found ConfigError") and APART in line for line in lines) == 2
     assert sum("backend torsh is not available, please use gloo" in line for line in lines) == 2

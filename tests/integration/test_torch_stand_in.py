@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.launchers import Bench
 from support.torch_ranks import passed, run_ranks
-from support.torch_scripts import SAID, SCRIPTS, alike, found
+from support.torch_scripts import SAID, SCRIPTS, alike_here, found
 
 from torsh_runtime.errors import CommTimeout
 
@@ -43,10 +43,9 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
 
 @pytest.mark.parametrize("asked", ["gloo", "cpu:gloo", "None"])
 def test_groups_are_torshs_and_keep_the_names_asked_for(bench: Bench, asked: str) -> None:
-    plain = bench.run("torshrun", "--nproc-per-node=2", "probe.py", then=FACTS)
-    torsh = bench.run(
-        "torshrun", "--torch-backend=torsh", "--nproc-per-node=2", "probe.py", then=FACTS
-    )
+    command = ("--nproc-per-node=2", "--preload=torch", "--standbys=0", "probe.py")
+    plain = bench.run("torshrun", *command, then=FACTS)
+    torsh = bench.run("torshrun", "--torch-backend=torsh", *command, then=FACTS)
     lines = found(torsh, f"found {asked}")
     assert len(lines) == 4
     assert lines == [line.replace("False", "True") for line in found(plain, f"found {asked}")]
@@ -70,14 +69,18 @@ def test_the_variable_and_the_file_do_what_the_option_does(bench: Bench) -> None
     assert "--torch-backend" in refused.err
 
 
+@pytest.fixture(scope="module")
+def losses_of_gpts(bench: Bench) -> list[str]:
+    return alike_here(bench, 2, SCRIPTS / "gpt.py", "ddp", "compiled", "fsdp")
+
+
 @pytest.mark.parametrize("kind", ["ddp", "compiled", "fsdp"])
-def test_a_gpt_trains_alike(bench: Bench, kind: str) -> None:
-    losses = alike(bench, 2, str(SCRIPTS / "gpt.py"), "ddp", "compiled", "fsdp")
-    assert len([line for line in losses if line.split()[1] == kind]) == 10
+def test_a_gpt_trains_alike(losses_of_gpts: list[str], kind: str) -> None:
+    assert len([line for line in losses_of_gpts if line.split()[1] == kind]) == 10
 
 
 def test_three_kinds_of_parallelism_on_one_mesh_train_alike(bench: Bench) -> None:
-    assert len(alike(bench, 4, str(SCRIPTS / "mesh.py"))) == 8
+    assert len(alike_here(bench, 4, SCRIPTS / "mesh.py")) == 8
 
 
 def stand_in(ranks: int, body: Any) -> list[Any]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from support.forked_modules import start_forked
 from support.localhost import skip_unless_torchrun_starts
 from support.processes import marked, soon
 
@@ -105,11 +106,14 @@ class Bench:
         stdin: str,
     ) -> Run:
         place = self.folder / name
+        environ = self._environ(place, given)
         command = [sys.executable, "-m", MODULES[tool]]
-        with subprocess.Popen(
-            [*command, *(word.replace("LOGS", name) for word in argv)],
+        command += [word.replace("LOGS", name) for word in argv]
+        start = start_forked if tool == "torchrun" else subprocess.Popen
+        with start(
+            command,
             cwd=self.folder,
-            env=self._environ(place, given),
+            env=environ,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.forked_scripts import printed_by_ranks
 from support.hosts import Host
 from support.launcher import Launcher
 from support.nodes import QUICK, Job, Node
@@ -168,17 +169,23 @@ def undisturbed(folder: Path, sizes: list[int], kind: str) -> Outcome:
     state = folder / "state"
     while begin < len(sizes):
         same = next((n for n in range(begin, len(sizes)) if sizes[n] != sizes[begin]), len(sizes))
-        with Launcher(folder) as launcher:
-            if kind != "nn":
-                launcher.share_torch()
-            launcher.environ |= {"END": str(state)} | ({"BEGIN": str(state)} if begin else {})
-            argv = f"--nproc-per-node={sizes[begin]}", SCRIPT, kind, str(same)
-            code, out, err = launcher.run(*argv, within=300)
-        assert code == 0, err
-        outputs.append(out)
+        environ = {"END": str(state)} | ({"BEGIN": str(state)} if begin else {})
+        outputs += alone(folder, sizes[begin], kind, same, environ)
         begin = same
     steps = outcome(outputs).steps
-    return Outcome({}, steps, outcome(outputs[-1:]).totals, {})
+    return Outcome({}, steps, outcome(outputs[-sizes[-1] :]).totals, {})
+
+
+def alone(
+    folder: Path, ranks: int, kind: str, steps: int, environ: Mapping[str, str] | None = None
+) -> list[str]:
+    """What each rank prints of a training that loses nobody, without an agent."""
+    loads = ["torsh_runtime.nn", "torsh_runtime.optim", "torsh_runtime.elastic"]
+    if kind.startswith("torch"):
+        loads += ["torch._dynamo", "torsh_runtime.integrations.torch"]
+    told = {"TORCHELASTIC_RESTART_COUNT": "0", **(environ or {})}
+    argv = (kind, str(steps))
+    return printed_by_ranks(Path(SCRIPT), ranks, *argv, folder=folder, loads=loads, environ=told)
 
 
 def check_as_undisturbed(found: Outcome, folder: Path, kind: str = "nn") -> list[int]:
