@@ -79,6 +79,19 @@ def unfit(told: protocol.TellUnfit) -> str:
     )
 
 
+def unprotected(rank: int, reason: str) -> str:
+    """Return that a loss restarts all workers, though copies of them were asked for."""
+    return (
+        f"--recover: rank {rank} is not protected: {reason}. When a worker is lost, all are "
+        f"started again"
+    )
+
+
+def no_copy(rank: int) -> str:
+    """Return why all workers are restarted though they were protected."""
+    return f"--recover: rank {rank} has left no copy of itself, so all workers are started again"
+
+
 def outlook(report: protocol.ReportFailure, budget: int) -> str:
     """Return what follows the failure; `budget` is how many restarts the job may have."""
     attempt = f"attempt {report.restarts + 1} of {budget + 1}"

@@ -198,7 +198,8 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, base.RoundOver):
         return mending.end_round(config, state)
     if isinstance(event, protocol.WorkerEnded):
-        if event.status and mending.can_go_on_without(config, state, event.rank):
+        is_lost = event.status and mending.is_replaceable(config, state, event)
+        if is_lost and mending.can_go_on_without(config, state, event.rank):
             if not mending.fails_repeatedly(state, event):
                 return mending.lose(state, event)
             stopping, stop = _stop_workers(config, state, "failure")
@@ -217,6 +218,8 @@ def _running_on(config: LaunchConfig, state: Running, event: Event) -> Step:
     """Handle what is the same whether or not lost workers are being replaced."""
     if isinstance(event, protocol.Refused):
         return replace(state, attempt=replace(state.attempt, refused=True)), ()
+    if isinstance(event, protocol.CopyMissing):
+        return _stop_workers(config, state, "failure")
     if isinstance(event, protocol.SettleOver) and state.failing:
         return _stop_workers(config, state, "failure")
     if isinstance(event, protocol.Noticed):
@@ -242,8 +245,9 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
         return state, ()
     if not isinstance(event, mending.Followed):
         return _running_on(config, state, event)
+    is_failure = mending.is_failure(config, state, event)
     state = mending.follow(state, event)
-    if mending.is_hopeless(config, state):
+    if is_failure or mending.is_hopeless(config, state):
         if state.lost:
             return _stop_workers(config, state, "failure")
         return state, (protocol.TellStanding("unable"),)

@@ -80,6 +80,19 @@ def can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
     )
 
 
+def is_replaceable(config: LaunchConfig, state: Running, event: protocol.WorkerEnded) -> bool:
+    """Return whether a worker that has ended so may be replaced. A copy is not if the worker has
+    ended by itself, as it would do the same."""
+    has_copy = os.WIFSIGNALED(event.status) and event.rank in state.joined | state.fresh
+    return has_copy or not config.recover
+
+
+def is_failure(config: LaunchConfig, state: Running, event: Followed) -> bool:
+    """Return whether a worker has ended that cannot be replaced, while survivors park."""
+    is_end = isinstance(event, protocol.WorkerEnded)
+    return is_end and not is_replaceable(config, state, event)
+
+
 def fails_repeatedly(state: Running, event: protocol.WorkerEnded) -> bool:
     """Return whether a replacement has ended like the one before, by itself and before it joined.
 

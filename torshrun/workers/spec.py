@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.contract import COPIES, WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Address, LaunchConfig
 from torshrun.config.options import is_for_torshrun
@@ -96,12 +96,18 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
     given = {
         "PYTHONFAULTHANDLER": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **{name: environ[name] for name in environ if name and not is_for_torshrun(name)},
+        **{name: environ[name] for name in environ if name and not _is_for_others(name)},
         **({"TORSH_TORCH_BACKEND": config.torch_backend} if config.torch_backend else {}),
+        **({COPIES: "1"} if config.recover else {}),
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,
     }
     return {**given, "PYTHONPATH": python_path(given)}
+
+
+def _is_for_others(name: str) -> bool:
+    """Return whether a variable is for another torshrun, or for the workers of one."""
+    return is_for_torshrun(name) or name == COPIES
 
 
 def python_path(environ: Mapping[str, str]) -> str:
@@ -160,6 +166,8 @@ def _own_environ(
     """Return variables of each local rank; `usable` are the processors that it may run on."""
     quota = min(cpu_quota(root), allocated_cpus(environ))
     own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable, quota)]
+    if config.recover:  # a copy of a process has one thread
+        own = [{"OMP_NUM_THREADS": "1"} for _ in usable]
     if "OMP_NUM_THREADS" in environ:
         own = [{} for _ in usable]
     if not config.virtual_local_rank:
