@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.reconfiguration import Unmet
-from torsh_runtime.contract import RECOVERY, WorkerEnv
+from torsh_runtime.contract import COPIES, RECOVERY, WorkerEnv
 from torsh_runtime.elastic.rounds import Rounds
 from torsh_runtime.errors import TorshError
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
@@ -30,8 +30,6 @@ from torsh_runtime.recover.page import NEEDS_NONE, CopiesPage
 from torsh_runtime.recover.problems import problem
 from torsh_runtime.recover.recording import Recorder
 
-SECONDS = 1.0
-"""The least time between two copies; what was kept meanwhile may make one due earlier."""
 MANY_BYTES = 256 << 20
 """Bytes of kept inputs with which a copy is due after the next step of an optimizer."""
 MOST_BYTES = 4 << 30
@@ -48,6 +46,7 @@ class Protection:
         self._env, self._timeout, self._pid = env, group.own_timeout, os.getpid()
         self._page = CopiesPage(env.status_file, env.local_rank, env.local_world_size)
         self._copies = Copies(self._page)
+        self._seconds = float(os.environ[COPIES])
         self._made_at = 0.0
         self._is_on, self._is_due = True, True
         self._has_joined = False
@@ -67,7 +66,7 @@ class Protection:
 
     def _after_step(self, *_: Any) -> None:
         """Make a copy at the end of an optimizer's step, if one is due."""
-        is_old = time.monotonic() - self._made_at >= SECONDS
+        is_old = time.monotonic() - self._made_at >= self._seconds
         if is_old or self._recorder.kept_bytes >= MANY_BYTES:
             self._is_due = True
             self.prepare()

@@ -22,6 +22,8 @@ from torshrun.topology.cpus import allocated_cpus, cpu_quota
 CpuSet = frozenset[int]
 _HOOK = str(Path(__file__).parent / "startup")
 """The directory whose sitecustomize.py the workers' Python runs before their script."""
+COPY_SECONDS = "1"
+"""The least seconds between two copies of a worker: each costs page faults for what changes next."""
 SLURM_PLACE: Mapping[str, str] = {
     "SLURM_PROCID": "rank",
     "SLURM_LOCALID": "local_rank",
@@ -98,7 +100,7 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         **{name: environ[name] for name in environ if name and not _is_for_others(name)},
         **({"TORSH_TORCH_BACKEND": config.torch_backend} if config.torch_backend else {}),
-        **({COPIES: "1"} if config.recover else {}),
+        **({COPIES: COPY_SECONDS} if config.recover else {}),
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,
     }
