@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -123,12 +124,13 @@ def killed_at_random(process: subprocess.Popen[str], times: int, random: Random)
     number = 0
     while number < times and process.poll() is None:
         time.sleep(random.uniform(0.0, 1.5))
-        present = workers_of(process)
-        if len(present) < RANKS:
+        present = [each for each in workers_of(process) if children(each)]
+        if len(present) < RANKS:  # what has just taken a place has no copy for a moment
             continue
         for pid in random.sample(present, random.choice([1, 1, 1, 2])):
-            os.kill(pid, signal.SIGKILL)
-            number += 1
+            with suppress(ProcessLookupError):  # it was at its end
+                os.kill(pid, signal.SIGKILL)
+                number += 1
             time.sleep(random.choice([0.0, 0.1]))
     return number
 
@@ -152,4 +154,80 @@ def test_kills_at_any_moment(torshrun: Launcher, folder: Path, seconds: str) -> 
     assert number >= kills, "the job has ended too early"
     assert found.steps == expected.steps, err
     assert found.ends == expected.ends
-    assert "starts" not in err
+    assert "restarting" not in err
+
+
+BODY = """
+import threading
+import torch
+import torch.distributed as dist
+dist.init_process_group("torsh")
+{setup}
+total = torch.zeros(())
+for step in range(4):
+    value = torch.tensor({value})
+    dist.all_reduce(value)
+    total += value
+    if step == 2 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        {end}
+print(f"end {{rank}} {{os.environ['TORCHELASTIC_RESTART_COUNT']}} {{total.item()}}")
+"""
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+THREAD = "threading.Thread(target=time.sleep, args=(90,), daemon=True).start()"
+MESSAGES = "dist.recv(torch.ones(1), 0) if rank else dist.send(torch.ones(1), 1)"
+
+
+class Unsafe(NamedTuple):
+    """A script of which a loss restarts all workers."""
+
+    said: str
+    setup: str = ""
+    value: str = "float(step)"
+    end: str = KILL
+    restarts: int = 1
+
+
+UNSAFE = {
+    "thread": Unsafe("is not protected: it has the thread Thread-1", THREAD),
+    "threads of torch": Unsafe("it computes with 2 threads", "torch.set_num_threads(2)"),
+    "child": Unsafe("it has the child process", "import subprocess; subprocess.Popen(['sleep', '3'])"),
+    "messages": Unsafe("is not protected: it calls", MESSAGES),
+    "group": Unsafe("is not protected: it makes groups beside", "dist.new_group()"),
+    "exception": Unsafe("RuntimeError: of the script", end="raise RuntimeError('of the script')"),
+    "exit": Unsafe("exit code 3", end="os._exit(3)"),
+    "other values": Unsafe("had another result when", value="time.time()", restarts=2),
+}
+
+
+@pytest.mark.parametrize("case", UNSAFE)
+def test_a_loss_restarts_all_where_a_copy_would_not_do(torshrun: Launcher, case: str) -> None:
+    """And the agent says why, once."""
+    unsafe = UNSAFE[case]
+    script = torshrun.script(BODY.format(**unsafe._asdict()))
+    options = ("--nproc-per-node=2", "--recover", f"--max-restarts={unsafe.restarts}")
+    code, out, err = torshrun.run(*options, script, within=WITHIN)
+    assert code == 0, err
+    assert unsafe.said in err
+    assert err.count("is not protected") == ("is not protected" in unsafe.said or "it " in unsafe.said)
+    assert f"attempt {unsafe.restarts} of {unsafe.restarts + 1}: restarting" in err
+    ends = re.findall(r"end (\d) (\d)", out)
+    assert sorted(ends) == [("0", str(unsafe.restarts)), ("1", str(unsafe.restarts))]
+
+
+def test_scripts_for_gloo_go_on_and_one_that_is_stopped_is_no_loss(torshrun: Launcher) -> None:
+    pause = "os.system(f'(sleep 2; kill -CONT {os.getpid()}) &'); os.kill(os.getpid(), signal.SIGSTOP)"
+    setup = f"if rank == 0: {pause}"
+    body = BODY.format(setup=setup, value="float(step)", end=KILL).replace('"torsh"', '"gloo"')
+    options = ("--nproc-per-node=2", "--recover", "--max-restarts=1", "--torch-backend=torsh")
+    code, out, err = torshrun.run(*options, torshrun.script(body), within=WITHIN)
+    assert code == 0, err
+    assert sorted(re.findall(r"end (\d) \d (\S+)", out)) == [("0", "12.0"), ("1", "12.0")]
+    assert err.count("failed first") == 1
+    assert "its copy" in err
+
+
+def test_join_is_refused(torshrun: Launcher) -> None:
+    script = torshrun.script("import torsh_runtime as tr; tr.init_process_group(); tr.elastic.join()")
+    code, _, err = torshrun.run("--recover", "--max-restarts=1", script, within=WITHIN)
+    assert code == 1
+    assert "leave --recover out" in err

@@ -15,7 +15,7 @@ from contextlib import suppress
 from torsh_runtime.recover.page import CopiesPage
 
 PARENT_GONE = signal.SIGRTMAX - 3
-"""The signal by which the kernel tells a copy that its parent has ended. Copies block all others."""
+"""The signal by which the kernel tells a copy that its parent has ended."""
 _LOOK_AGAIN = 1.0
 """Seconds until a copy looks for its parent without a signal."""
 _PR_SET_PDEATHSIG = 1

@@ -119,8 +119,6 @@ def _checksum(arrays: Any) -> int:
 
 def _bytes_of(array: Any) -> NDArray[np.uint8]:
     if isinstance(array, torch.Tensor):
-        found: NDArray[np.uint8] = (
-            array.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-        )
+        found: NDArray[np.uint8] = array.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
         return found
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -23,7 +23,7 @@ def problem(copy: int) -> str:
             f"it computes with {torch.get_num_threads()} threads, and a copy of a process has one: "
             f"set OMP_NUM_THREADS=1"
         )
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "it uses a GPU"
     if names := _threads():
         return f"it has the thread {names[0]}, which a copy lacks"

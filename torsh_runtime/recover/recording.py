@@ -126,7 +126,10 @@ class Recorder(Intercepting):
             self.kept_bytes -= self._kept.popleft().num_bytes
 
     def recover(self, lost: TorshError | None) -> None:
-        """Meet the others after a loss, of this rank if it is None, and repeat operations until this rank is where it was."""
+        """Meet the others after a loss, and repeat operations until all are where this rank is.
+
+        lost: the error by which this rank knows of the loss; None in the copy of a lost worker.
+        """
         while True:
             try:
                 self._protector.meet(lost)

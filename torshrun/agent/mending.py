@@ -89,8 +89,7 @@ def is_replaceable(config: LaunchConfig, state: Running, event: protocol.WorkerE
 
 def is_failure(config: LaunchConfig, state: Running, event: Followed) -> bool:
     """Return whether a worker has ended that cannot be replaced, while survivors park."""
-    is_end = isinstance(event, protocol.WorkerEnded)
-    return is_end and not is_replaceable(config, state, event)
+    return isinstance(event, protocol.WorkerEnded) and not is_replaceable(config, state, event)
 
 
 def fails_repeatedly(state: Running, event: protocol.WorkerEnded) -> bool:

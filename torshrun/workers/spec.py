@@ -23,7 +23,7 @@ CpuSet = frozenset[int]
 _HOOK = str(Path(__file__).parent / "startup")
 """The directory whose sitecustomize.py the workers' Python runs before their script."""
 COPY_SECONDS = "1"
-"""The least seconds between two copies of a worker: each costs page faults for what changes next."""
+"""The least seconds between two copies of a worker, as each costs page faults."""
 SLURM_PLACE: Mapping[str, str] = {
     "SLURM_PROCID": "rank",
     "SLURM_LOCALID": "local_rank",

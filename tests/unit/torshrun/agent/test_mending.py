@@ -371,3 +371,30 @@ def test_a_replacement_that_join_refuses_is_not_replaced() -> None:
     assert isinstance(state, machine.Running)
     assert not isinstance(state, machine.Mending)
     assert state.failing
+
+
+COPIED = replace(CONFIG, recover=True)
+
+
+def test_a_copy_takes_the_place_of_a_worker_that_was_killed_alone() -> None:
+    state, told = play(*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), config=COPIED)
+    assert isinstance(state, machine.Mending)
+    assert told[-1] == m.StartAhead((1,))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (*ALL_JOINED, m.WorkerEnded(0, 1, FAIL)),
+        (m.Joined(0), m.Joined(2), m.WorkerEnded(0, 1, KILLED), m.SettleOver(0)),
+        (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.WorkerEnded(0, 2, FAIL)),
+        (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.CopyMissing(0)),
+    ],
+    ids=["an exit code", "no copy yet", "an exit code meanwhile", "no copy left"],
+)
+def test_all_workers_are_restarted_if_no_copy_would_do(events: tuple[m.Event, ...]) -> None:
+    state, told = play(*events, config=COPIED)
+    state, more = machine.handle(COPIED, state, m.SettleOver(0))
+    assert isinstance(state, machine.Stopping)
+    assert state.cause == "failure"
+    assert any(isinstance(each, m.StopWorkers) for each in (*told, *more))
