@@ -29,8 +29,8 @@ JOINED once it has met them."""
 JOINED = "joined"
 
 COPIES = "TORSH_COPIES"
-"""Variable that is set in workers of which copies are to be made (torshrun --recover): the least
-seconds between two of them. What is kept for them in the meantime may make one due earlier."""
+"""Variable that is set in workers of which copies are made (torshrun --recover): the least seconds
+between two of them, if these have little memory."""
 
 RECOVERY = "torsh/recovery/"
 """Prefix, in the round's store, of what a job that recovers without restarts writes there. Each

@@ -72,6 +72,7 @@ class Copies:
         _let_go_of_connections()
         while os.getppid() == parent:
             signal.sigtimedwait([PARENT_GONE], _LOOK_AGAIN)
+        signal.signal(PARENT_GONE, signal.SIG_IGN)  # it may be still to come
         if self._page.newest != os.getpid():
             os._exit(0)
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

@@ -26,10 +26,16 @@ def problem(copy: int) -> str:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return "it uses a GPU"
     if names := _threads():
-        return f"it has the thread {names[0]}, which a copy lacks"
+        return f"it has the thread {names[0]!r}, which a copy lacks"
     if others := _children(copy):
-        return f"it has the child process {others[0]}, such as a DataLoader's (num_workers=)"
+        return f"it has the child process {others[0]!r}, such as a DataLoader's (num_workers=)"
     return _lack_of_memory()
+
+
+def own_bytes() -> int:
+    """Return how much memory this process has for itself."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _threads() -> list[str]:
@@ -47,7 +53,7 @@ def _children(copy: int) -> list[str]:
         pids = Path(f"/proc/{own}/task/{own}/children").read_text().split()
     except OSError:  # a kernel without that file
         return []
-    return [f"{pid} ({_name(pid)})" for pid in pids if int(pid) != copy and _runs(pid)]
+    return [_name(pid) for pid in pids if int(pid) != copy and _runs(pid)]
 
 
 def _name(pid: str) -> str:
@@ -68,8 +74,7 @@ def _lack_of_memory() -> str:
     """Return a problem if a copy, all of whose pages may come to differ, has no room."""
     facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(facts.get("MemAvailable", "0").split()[0]) << 10
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    needed = (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+    needed = own_bytes()
     if needed <= available:
         return ""
     return f"its memory, {needed >> 20} MiB, is more than is left for a copy, {available >> 20} MiB"

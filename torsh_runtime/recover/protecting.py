@@ -27,11 +27,17 @@ from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
 from torsh_runtime.recover.copies import Copies
 from torsh_runtime.recover.page import NEEDS_NONE, CopiesPage
-from torsh_runtime.recover.problems import problem
+from torsh_runtime.recover.problems import own_bytes, problem
 from torsh_runtime.recover.recording import Recorder
 
+SOME_BYTES = 100 << 20
+"""Bytes of this process's own memory that may be copied, page by page, for each copy of it; with
+more, copies are made as much less often.
+"""
 MANY_BYTES = 256 << 20
-"""Bytes of kept inputs with which a copy is due after the next step of an optimizer."""
+"""Bytes of kept inputs with which a copy is due after the next step of an optimizer, unless the
+process has more memory of its own.
+"""
 MOST_BYTES = 4 << 30
 """Bytes of kept inputs with which a script is given up that has no optimizer step for so long."""
 _ADOPTION = 30.0
@@ -47,7 +53,7 @@ class Protection:
         self._page = CopiesPage(env.status_file, env.local_rank, env.local_world_size)
         self._copies = Copies(self._page)
         self._seconds = float(os.environ[COPIES])
-        self._made_at = 0.0
+        self._made_at, self._own_bytes = 0.0, 0
         self._is_on, self._is_due = True, True
         self._has_joined = False
         self._torchs = group
@@ -66,12 +72,15 @@ class Protection:
 
     def _after_step(self, *_: Any) -> None:
         """Make a copy at the end of an optimizer's step, if one is due."""
-        is_old = time.monotonic() - self._made_at >= self._seconds
-        if is_old or self._recorder.kept_bytes >= MANY_BYTES:
+        pause = self._seconds * max(self._own_bytes / SOME_BYTES, 1.0)
+        is_old = time.monotonic() - self._made_at >= pause
+        if is_old or self._recorder.kept_bytes >= max(MANY_BYTES, self._own_bytes):
             self._is_due = True
             self.prepare()
 
     def prepare(self) -> None:
+        if os.getpid() != self._pid:  # a child of the script's own
+            return
         if threading.current_thread() is not threading.main_thread():
             self.give_up("it communicates in other threads than its main one")
         elif self._recorder.kept_bytes > MOST_BYTES:
@@ -93,7 +102,7 @@ class Protection:
                 return
             if is_turn:
                 self._take_place()
-            self._made_at = time.monotonic()
+            self._made_at, self._own_bytes = time.monotonic(), own_bytes()
             self._page.note_number(self._recorder.number)
             if not self._has_joined:
                 self._has_joined = True

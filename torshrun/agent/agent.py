@@ -121,7 +121,7 @@ class Agent:
             self._loop, self._group, self._post, corrupted, self._on_unprotected
         )
         self._reporting: asyncio.Task[None] | None = None
-        self._unprotected_in = -1
+        self._unprotected: set[str] = set()
         self._unfit = ""
         """Why no lost worker can be replaced here, as found at the last loss."""
         self._round: Round | None = None
@@ -506,8 +506,8 @@ class Agent:
         return True
 
     def _on_unprotected(self, local_rank: int, reason: str) -> None:
-        if self._unprotected_in != self._tell.round:  # the other ranks have the same reason
-            self._unprotected_in = self._tell.round
+        if reason not in self._unprotected:  # the other ranks have the same reason
+            self._unprotected.add(reason)
             self._tell.say(unprotected(self._group.workers[local_rank].rank, reason))
 
     def _replacements(
