@@ -43,8 +43,8 @@ parked/<round>/<local rank> by each survivor, with the seconds of its longest st
 refused/<start>/<local rank> by a worker that is about to end as join() refuses its program;
 corrupted/<start>/<local rank> by one of the ranks whose state is corrupt, with the facts;
 unprotected/<start>/<local rank> by a worker of which no copies are made any more, with the reason;
-copy/<pid> by the agent, once it has made a worker of the copy of a lost one, with the round in which
-that begins;
+copy/<pid> by the agent, once it has made a worker of the copy of a lost one, with the round in
+which that begins;
 round/<round> by the agent, once that has begun: the variables of PLACE of each of its workers, as
 JSON, in the order of local ranks."""
 FIXED = b"fixed"

@@ -192,11 +192,11 @@ UNSAFE = {
     "thread": Unsafe("is not protected: it has the thread 'Thread-1", THREAD),
     "threads of torch": Unsafe("it computes with 2 threads", "torch.set_num_threads(2)"),
     "child": Unsafe("it has the child process 'sleep'", CHILD),
-    "messages": Unsafe("is not protected: it calls", MESSAGES),
+    "messages": Unsafe("is not protected: it sends messages", MESSAGES),
     "group": Unsafe("is not protected: it makes groups beside", "dist.new_group()"),
     "exception": Unsafe("RuntimeError: of the script", end="raise RuntimeError('of the script')"),
     "exit": Unsafe("exit code 3", end="os._exit(3)"),
-    "other values": Unsafe("had another result when", value="time.time()", restarts=2),
+    "other values": Unsafe("had another result when", value="time.time() % 100", restarts=2),
 }
 
 
@@ -230,5 +230,5 @@ def test_scripts_for_gloo_go_on_and_one_that_is_stopped_is_no_loss(torshrun: Lau
 def test_join_is_refused(torshrun: Launcher) -> None:
     script = torshrun.script("import torsh_runtime as tr; tr.elastic.join()")
     code, _, err = torshrun.run("--recover", "--max-restarts=1", script, within=WITHIN)
-    assert code == 1
+    assert code != 0
     assert "leave --recover out" in err

@@ -107,7 +107,7 @@ class Recorder(Intercepting):
     def _keep(self, op: Op, timeout: float) -> Kept | None:
         """Keep the operation; if that cannot be done, give up and return None."""
         if op.kind not in COLLECTIVES:
-            self._protector.give_up(f"it calls {op.kind}(), and only collectives are repeated")
+            self._protector.give_up("it sends messages from rank to rank")
             return None
         try:
             kept = Kept(op, timeout, self.number)
