@@ -81,7 +81,7 @@ def launch(torshrun: Launcher, restarts: int, seconds: str = "0") -> tuple[str, 
 LOSSES = {
     "within passes": ["0:2:forward", "1:4:buckets", "0:6:buckets"],
     "around passes": ["0:0:forward", "2:5:between", "2:6:step", "1:8:validation"],
-    "at once": ["0:3:forward", "1:3:buckets", "2:8:validation", "0:8:validation"],
+    "at once": ["0:3:forward", "1:3:buckets", "2:3:between", "2:8:validation", "0:8:validation"],
 }
 
 
@@ -225,6 +225,15 @@ def test_scripts_for_gloo_go_on_and_one_that_is_stopped_is_no_loss(torshrun: Lau
     assert sorted(re.findall(r"end (\d) \d (\S+)", out)) == [("0", "12.0"), ("1", "12.0")]
     assert err.count("failed first") == 1
     assert "its copy" in err
+
+
+def test_nobody_waits_for_a_rank_that_has_ended_well(torshrun: Launcher) -> None:
+    body = BODY.format(setup="", value="float(step)", end="os._exit(0)")
+    options = ("--nproc-per-node=2", "--recover", "--max-restarts=1")
+    code, out, err = torshrun.run(*options, torshrun.script(body), within=WITHIN)
+    assert code == 0, err
+    assert "rank 1 was lost during all_reduce" in err
+    assert sorted(re.findall(r"end (\d) (\d)", out)) == [("0", "1"), ("1", "1")]
 
 
 def test_join_is_refused(torshrun: Launcher) -> None:

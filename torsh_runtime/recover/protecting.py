@@ -21,7 +21,7 @@ from torsh_runtime.backends.base import Backend
 from torsh_runtime.backends.reconfiguration import Unmet
 from torsh_runtime.contract import COPIES, RECOVERY, WorkerEnv
 from torsh_runtime.elastic.rounds import Rounds
-from torsh_runtime.errors import TorshError
+from torsh_runtime.errors import PeerLost, TorshError
 from torsh_runtime.integrations.torch.group import TorshProcessGroup
 from torsh_runtime.job import Job
 from torsh_runtime.job_group import JobGroup
@@ -74,7 +74,8 @@ class Protection:
         """Make a copy at the end of an optimizer's step, if one is due."""
         pause = self._seconds * max(self._own_bytes / SOME_BYTES, 1.0)
         is_old = time.monotonic() - self._made_at >= pause
-        if is_old or self._recorder.kept_bytes >= max(MANY_BYTES, self._own_bytes):
+        many = min(max(MANY_BYTES, self._own_bytes), MOST_BYTES // 2)
+        if is_old or self._recorder.kept_bytes >= many:
             self._is_due = True
             self.prepare()
 
@@ -136,13 +137,19 @@ class Protection:
 
     # ---- losses
 
-    def meet(self, lost: TorshError | None) -> None:
+    def await_round(self, lost: TorshError | None) -> None:
         rounds = self._rounds
         if lost is None:
             rounds.enter()
             rounds.follow()
-        else:
+            return
+        try:
             rounds.next(lost, self._recorder.longest)
+        except PeerLost:  # a rank has ended well: no round follows
+            raise lost from None
+
+    def meet(self) -> None:
+        rounds = self._rounds
         self._group.meet_again(rounds.number, _nothing, rounds.rank, rounds.world_size)
 
     def first_needed(self) -> int:

@@ -40,8 +40,11 @@ class Protector(Protocol):
     def prepare(self) -> None:
         """Do what is due before an operation: this may be a copy when it returns."""
 
-    def meet(self, lost: TorshError | None) -> None:
-        """Wait for the next round, and give the recorder a backend that connects its ranks."""
+    def await_round(self, lost: TorshError | None) -> None:
+        """Wait until the next round is formed. Raises `lost` if none is."""
+
+    def meet(self) -> None:
+        """Give the recorder a backend that connects the ranks of the round."""
 
     def first_needed(self) -> int:
         """Return the number of the first operation that any rank may have to repeat."""
@@ -131,15 +134,14 @@ class Recorder(Intercepting):
         lost: the error by which this rank knows of the loss; None in the copy of a lost worker.
         """
         while True:
+            self._protector.await_round(lost)
             try:
-                self._protector.meet(lost)
+                self._protector.meet()
                 self.repeat()
                 return
             except CommMismatch:
                 raise
             except _LOST_IN_MEETING as again:
-                if again is lost:  # the round is not over
-                    raise
                 lost = again
 
     def repeat(self) -> None:

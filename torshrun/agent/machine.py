@@ -201,7 +201,7 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
         is_lost = event.status and mending.is_replaceable(config, state, event)
         if is_lost and mending.can_go_on_without(config, state, event.rank):
             if not mending.fails_repeatedly(state, event):
-                return mending.lose(state, event)
+                return mending.lose(config, state, event)
             stopping, stop = _stop_workers(config, state, "failure")
             return stopping, (protocol.TellUnfit(event.rank, event.status), *stop)
         return _on_worker_exit(config, state, event)
@@ -252,7 +252,7 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
             return _stop_workers(config, state, "failure")
         return state, (protocol.TellStanding("unable"),)
     state, lasting = mending.tell_lasting(config, state)
-    state, standing = mending.tell(state)
+    state, standing = mending.tell(config, state)
     is_lost = isinstance(event, protocol.WorkerEnded)
     ahead = (protocol.StartAhead((event.rank,)),) if is_lost else ()
     return state, (*lasting, *standing, *ahead)

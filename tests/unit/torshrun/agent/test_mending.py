@@ -398,3 +398,18 @@ def test_all_workers_are_restarted_if_no_copy_would_do(events: tuple[m.Event, ..
     assert isinstance(state, machine.Stopping)
     assert state.cause == "failure"
     assert any(isinstance(each, m.StopWorkers) for each in (*told, *more))
+
+
+def test_copies_take_the_place_of_all_workers() -> None:
+    killed = [m.WorkerEnded(0, rank, KILLED) for rank in range(3)]
+    state, told = play(*ALL_JOINED, *killed, config=COPIED)
+    assert isinstance(state, machine.Mending)
+    assert [each for each in told if isinstance(each, m.StartAhead)] == [
+        m.StartAhead((0,)),
+        m.StartAhead((1,)),
+        m.StartAhead((2,)),
+    ]
+    assert told[-2:] == [TOLD_PARKED, m.StartAhead((2,))]
+    state, _ = machine.handle(COPIED, state, mended(1))
+    state, told_later = machine.handle(COPIED, state, m.WorkerEnded(1, 0, KILLED))
+    assert m.StartAhead((0,)) in told_later
