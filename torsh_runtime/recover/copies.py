@@ -73,6 +73,8 @@ class Copies:
         while os.getppid() == parent:
             signal.sigtimedwait([PARENT_GONE], _LOOK_AGAIN)
         signal.signal(PARENT_GONE, signal.SIG_IGN)  # it may be still to come
+        if self._page.newest == parent:  # a copy itself, which was killed before it noted this one
+            self._page.newest = os.getpid()
         if self._page.newest != os.getpid():
             os._exit(0)
         _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

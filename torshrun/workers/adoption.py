@@ -11,6 +11,8 @@ from torshrun.workers.worker import Worker
 
 BOUND = 30.0
 """Seconds until the system has freed the memory of a dead worker, as then the copy is an orphan."""
+MOMENT = 1.0
+"""Seconds until a copy that its worker could not note any more has noted itself."""
 _PAUSE = 0.001
 """Seconds between two looks."""
 
@@ -20,14 +22,16 @@ async def orphaned_copy(status_file: str, local_rank: int, keeper: int) -> int:
 
     Returns 0 if there is none.
     """
-    pid = newest_copy(status_file, local_rank)
-    deadline = asyncio.get_running_loop().time() + BOUND
-    while pid and asyncio.get_running_loop().time() < deadline:
-        found = read_stat(pid)
-        if found is None or found.state == "Z":
-            return 0
-        if found.parent == keeper:
+    now = asyncio.get_running_loop().time
+    begun = now()
+    while now() < begun + BOUND:
+        pid = newest_copy(status_file, local_rank)
+        found = read_stat(pid) if pid else None
+        is_there = found is not None and found.state != "Z"
+        if found is not None and is_there and found.parent == keeper:
             return pid
+        if not is_there and now() > begun + MOMENT:
+            break
         await asyncio.sleep(_PAUSE)
     return 0
 

@@ -20,4 +20,4 @@ class Protector(Protocol):
 
 
 protector: Protector | None = None
-"""What protects the default group of this process; None without --recover."""
+"""Protector of the default group of this process; None without --recover."""
