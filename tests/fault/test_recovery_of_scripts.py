@@ -40,7 +40,8 @@ def outcome(out: str) -> Outcome:
     return Outcome(
         dict(reversed(re.findall(r"start (\d+) (\d+)", out))),
         {rank: pid for rank, pid, _ in ends},
-        frozenset(re.findall(r"step .+", out)),
+        # A worker may have been killed before it ended its line.
+        frozenset(re.findall(r"step (?:(?!step).)+", out)),
         frozenset(f"{rank} {rest}" for rank, _, rest in ends),
     )
 

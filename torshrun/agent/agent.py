@@ -122,6 +122,7 @@ class Agent:
         )
         self._reporting: asyncio.Task[None] | None = None
         self._unprotected: set[str] = set()
+        self._adopted: set[int] = set()
         self._unfit = ""
         """Why no lost worker can be replaced here, as found at the last loss."""
         self._round: Round | None = None
@@ -496,11 +497,12 @@ class Agent:
         are none."""
         for assignment in self._replacements(ranks, place, a_round):
             rank = assignment.worker.local_rank
-            pid = await orphaned_copy(a_round.pages.path, rank, self.keeper.pid)
+            pid = await orphaned_copy(a_round.pages.path, rank, self.keeper.pid, self._adopted)
             if not pid:
                 self._tell.say(no_copy(self._group.workers[rank].rank))
                 self._post(protocol.CopyMissing(self._tell.round))
                 return False
+            self._adopted.add(pid)
             self._group.adopt_ahead(assignment, pid)
             await self._recovery.tell_adopted(pid, place.round)
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from torsh_runtime.recover.page import newest_copy
 from torshrun.procfs import read_stat
@@ -17,16 +18,18 @@ _PAUSE = 0.001
 """Seconds between two looks."""
 
 
-async def orphaned_copy(status_file: str, local_rank: int, keeper: int) -> int:
+async def orphaned_copy(
+    status_file: str, local_rank: int, keeper: int, workers: Collection[int]
+) -> int:
     """Wait until the newest copy of a dead worker is a child of the keeper, and return its pid.
 
-    Returns 0 if there is none.
+    Returns 0 if there is none. `workers` are the pids of what is no copy any more.
     """
     now = asyncio.get_running_loop().time
     begun = now()
     while now() < begun + BOUND:
         pid = newest_copy(status_file, local_rank)
-        found = read_stat(pid) if pid else None
+        found = read_stat(pid) if pid and pid not in workers else None
         is_there = found is not None and found.state != "Z"
         if found is not None and is_there and found.parent == keeper:
             return pid
