@@ -5,8 +5,9 @@
 Workers train 25 million parameters with momentum, 200 MB of state. One after the other is killed at
 a random moment. wait: from the SIGKILL until all ranks have committed a step again. net: without
 one step, and without the time that the replacement's script took before it was ready to meet the
-others (of peers: its whole age, with the import of torch). hold: how much longer than a step it was
-until any rank committed one. step: the median of a step, with join() and without.
+others (of peers: its whole age, with the import of torch; of --recover: without the steps that the
+copy of the lost worker has repeated). hold: how much longer than a step it was until any rank
+committed one. step: the median of a step, with join() and without.
 
 Peers train the same with torch: TorchFT; Gloo with torch's reconfigure functions and an agent of a
 few lines; torchrun, which restarts all workers, with a checkpoint of each step in memory.
@@ -30,6 +31,7 @@ if not __package__:
 from benchmarks.bars import Check
 from benchmarks.peers import UnavailableError
 from benchmarks.processes import INTERRUPTED, RunError, interrupt_on_term
+from benchmarks.recovery_by_copies import copied
 from benchmarks.recovery_jobs import FIRST, SETTLE, Figures, Training, losses
 from benchmarks.recovery_peers import ALL, measured
 from benchmarks.session import positive
@@ -48,6 +50,8 @@ MODULES = ",".join(
 )
 """The modules that --preload=auto imports, but for a package that is not installed."""
 OURS = "join()"
+COPIES = "--recover"
+"""The row of a script of torch.distributed that knows nothing of recovery."""
 
 
 @contextlib.contextmanager
@@ -143,7 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
             found = ours(Path(one), options)
             plain = plain_step(Path(other), options)
-        figures = {OURS: found, **peers(options)}
+        with tempfile.TemporaryDirectory() as folder:
+            own = copied(Path(folder), options.workers, options.kills, options.width)
+        figures = {OURS: found, COPIES: own, **peers(options)}
     except RunError as error:
         print(error)
         return 1
@@ -157,6 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     checks = [
         Check("net, median, s", statistics.median(found.nets), 0.3, at_most=True),
         Check("net, worst, s", max(found.nets), 0.8, at_most=True),
+        Check("net with --recover, median, s", statistics.median(own.nets), 0.5, at_most=True),
     ]
     print("\n" + "\n".join(map(str, checks)))
     return int(not all(check.passed for check in checks))

@@ -82,6 +82,11 @@ class Training:
     ) -> None:
         self._held.close()
 
+    @property
+    def pid(self) -> int:
+        """Return the pid of the first command's process."""
+        return self._processes[0].pid
+
     def said(self) -> str:
         """Return all that the job has written so far."""
         return self._errors.read_text() + self._out.read_text()

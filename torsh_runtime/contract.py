@@ -28,6 +28,10 @@ REPLACEMENT = "TORSH_REPLACEMENT"
 JOINED once it has met them."""
 JOINED = "joined"
 
+COPIES = "TORSH_COPIES"
+"""Variable that is set in workers of which copies are made (torshrun --recover): the least seconds
+between two of them, if these have little memory."""
+
 RECOVERY = "torsh/recovery/"
 """Prefix, in the round's store, of what a job that recovers without restarts writes there. Each
 agent and its own workers have these keys for themselves:
@@ -42,6 +46,9 @@ for that commit any more;
 parked/<round>/<local rank> by each survivor, with the seconds of its longest step;
 refused/<start>/<local rank> by a worker that is about to end as join() refuses its program;
 corrupted/<start>/<local rank> by one of the ranks whose state is corrupt, with the facts;
+unprotected/<start>/<local rank> by a worker of which no copies are made any more, with the reason;
+copy/<pid> by the agent, once it has made a worker of the copy of a lost one, with the round in
+which that begins;
 round/<round> by the agent, once that has begun: the variables of PLACE of each of its workers, as
 JSON, in the order of local ranks."""
 FIXED = b"fixed"

@@ -14,6 +14,7 @@ from torsh_runtime.checkpoint.ranks import Ranks
 from torsh_runtime.comm.agreement import Attempt
 from torsh_runtime.comm.default import default_group, has_default_group
 from torsh_runtime.comm.group import ProcessGroup
+from torsh_runtime.contract import COPIES
 from torsh_runtime.elastic.hashes import Checks
 from torsh_runtime.elastic.healing import Holding, check_same, hold
 from torsh_runtime.elastic.parts_of_job import Parts
@@ -90,6 +91,11 @@ def _join(
     parts: Mapping[str, Any],
 ) -> Training:
     global _joined
+    if COPIES in os.environ:
+        raise ConfigError(
+            "torshrun --recover is for scripts that do not call join(), which recovers by itself: "
+            "leave --recover out"
+        )
     if group is None and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("join() needs the ranks of this job: call tr.init_process_group() before")
     if _joined:

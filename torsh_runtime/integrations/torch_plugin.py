@@ -5,7 +5,10 @@ torch. From version 2.14 on torch also looks for a backend that it does not know
 "torch.distributed.backends", where the entry point is `integrations.torch.register`.
 """
 
+import os
 import sys
+
+from torsh_runtime.contract import COPIES
 
 
 def register() -> None:
@@ -17,6 +20,12 @@ def register() -> None:
         return
     try:
         import torsh_runtime.integrations.torch  # noqa: F401  (registers)
+
+        if COPIES in os.environ:
+            from torsh_runtime import recover
+            from torsh_runtime.integrations.torch import protection
+
+            protection.protector = recover
     except Exception as error:
         import logging
 

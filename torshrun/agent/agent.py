@@ -18,6 +18,7 @@ from torsh_runtime.errors import TorshError
 from torsh_runtime.transitions import Machine
 from torshrun import exit_codes, own_programs
 from torshrun.agent import machine, protocol
+from torshrun.agent.announcement_texts import no_copy, unprotected
 from torshrun.agent.announcer import Announcer
 from torshrun.agent.answering import Answering
 from torshrun.agent.corruption import Corruption
@@ -35,6 +36,7 @@ from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
 from torshrun.safe_files import Folder
 from torshrun.signals import NOTICES, signal_name
+from torshrun.workers.adoption import end_copy, orphaned_copy
 from torshrun.workers.commit_memory import CommitMemory
 from torshrun.workers.group import WorkerGroup
 from torshrun.workers.keeper import Keeper, SpawnFailed
@@ -114,8 +116,13 @@ class Agent:
             lambda: self._diagnosis.node_rank,
         )
         self._time_limit = TimeLimit(config.time_limit, self._loop)
-        self._recovery = Recovery(self._loop, self._group, self._post, Corruption(self._tell).take)
+        corrupted = Corruption(self._tell).take
+        self._recovery = Recovery(
+            self._loop, self._group, self._post, corrupted, self._on_unprotected
+        )
         self._reporting: asyncio.Task[None] | None = None
+        self._unprotected: set[str] = set()
+        self._adopted: set[int] = set()
         self._unfit = ""
         """Why no lost worker can be replaced here, as found at the last loss."""
         self._round: Round | None = None
@@ -286,6 +293,8 @@ class Agent:
         self._post(protocol.NotStarted(self._tell.round, report.errno))
 
     def on_end(self, worker: Worker) -> None:
+        if self.config.recover and self._round is not None and not worker.was_killed:
+            end_copy(self._round.pages.path, worker, self.keeper.pid)
         self._post(protocol.WorkerEnded(self._tell.round, worker.local_rank, worker.status))
 
     def on_exit(self, worker: Worker) -> None:
@@ -475,9 +484,34 @@ class Agent:
         if self._unfit:
             return  # the next round is to be refused
         try:
+            if self.config.recover:
+                await self._adopt_copies(ranks, place, a_round)
+                return
             self._group.start_ahead(self._replacements(ranks, place, a_round, "_ahead"))
         except (OSError, RuntimeError, TorshError) as error:
             self._refuse_start(f"cannot start the workers: {error}")
+
+    async def _adopt_copies(
+        self, ranks: Sequence[int], place: base.NodeAssignment, a_round: Round
+    ) -> bool:
+        """Have copies of these workers take their place. Return False, and restart all, if there
+        are none."""
+        for assignment in self._replacements(ranks, place, a_round):
+            rank = assignment.worker.local_rank
+            pid = await orphaned_copy(a_round.pages.path, rank, self.keeper.pid, self._adopted)
+            if not pid:
+                self._tell.say(no_copy(self._group.workers[rank].rank))
+                self._post(protocol.CopyMissing(self._tell.round))
+                return False
+            self._adopted.add(pid)
+            self._group.adopt_ahead(assignment, pid)
+            await self._recovery.tell_adopted(pid, place.round)
+        return True
+
+    def _on_unprotected(self, local_rank: int, reason: str) -> None:
+        if reason not in self._unprotected:  # the other ranks have the same reason
+            self._unprotected.add(reason)
+            self._tell.say(unprotected(self._group.workers[local_rank].rank, reason))
 
     def _replacements(
         self, ranks: Sequence[int], place: base.NodeAssignment, a_round: Round, mark: str = ""
@@ -544,7 +578,12 @@ class Agent:
             if place.kept:
                 await self._move(place, before, everyone)
             late = [rank for rank in ranks if rank not in self._group.ahead]
-            self._group.replace(self._replacements(late, place, before))
+            if not self.config.recover:
+                self._group.replace(self._replacements(late, place, before))
+            elif await self._adopt_copies(late, place, before):
+                self._group.replace(())
+            else:
+                return
             # Not before: who joins has to be a worker by then.
             await self._recovery.begin_round(place.round, everyone)
         except (OSError, RuntimeError, TorshError) as error:

@@ -81,8 +81,23 @@ def unfit(told: protocol.TellUnfit) -> str:
     )
 
 
-def outlook(report: protocol.ReportFailure, budget: int) -> str:
-    """Return what follows the failure; `budget` is how many restarts the job may have."""
+def unprotected(rank: int, reason: str) -> str:
+    """Return that a loss restarts all workers, though copies of them were asked for."""
+    return (
+        f"--recover: rank {rank} is not protected: {reason}. When a worker is lost, all are "
+        f"started again"
+    )
+
+
+def no_copy(rank: int) -> str:
+    """Return why all workers are restarted though they were protected."""
+    return f"--recover: rank {rank} has left no copy of itself, so all workers are started again"
+
+
+def outlook(report: protocol.ReportFailure, budget: int, recovers: bool = False) -> str:
+    """Return what follows the failure; `budget` is how many restarts the job may have, `recovers`
+    says whether lost workers are replaced by copies of theirs.
+    """
     attempt = f"attempt {report.restarts + 1} of {budget + 1}"
     if report.sequel == "undecided":
         return f"{attempt}: the other nodes are told"
@@ -94,7 +109,9 @@ def outlook(report: protocol.ReportFailure, budget: int) -> str:
         return f"{attempt}: restarting {when}, {left} of {budget} restarts left"
     if report.sequel == "replace":
         left = budget - report.restarts - 1
-        return f"{attempt}: replaced while the others continue, {left} of {budget} restarts left"
+        how = "replaced by its copy, for which" if recovers else "replaced while"
+        what = "wait" if recovers else "continue"
+        return f"{attempt}: {how} the others {what}, {left} of {budget} restarts left"
     why = {
         "budget spent": ", no restarts left",
         "same start": " in the same way at its start as before, so it is not started again "

@@ -309,7 +309,7 @@ class Announcer(Emitter):
         if report.unkillable:
             self.say(unkillable(report.unkillable))
         alone = self._config.is_alone
-        follows = outlook(report, self._config.max_restarts)
+        follows = outlook(report, self._config.max_restarts, self._config.recover)
         knows_all = alone or sequel == "replace"
         text = describe(found.explained, follows, is_partial=not knows_all)
         self._say(text)

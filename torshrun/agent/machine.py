@@ -204,9 +204,10 @@ def _running(config: LaunchConfig, state: Running, event: Event) -> Step:
     if isinstance(event, base.RoundOver):
         return mending.end_round(config, state, event)
     if isinstance(event, protocol.WorkerEnded):
-        if event.status and mending.can_go_on_without(config, state, event.rank):
+        is_lost = event.status and mending.is_replaceable(config, state, event)
+        if is_lost and mending.can_go_on_without(config, state, event.rank):
             if not mending.fails_repeatedly(state, event):
-                return mending.lose(state, event)
+                return mending.lose(config, state, event)
             stopping, stop = _stop_workers(config, state, "failure")
             unfit = protocol.TellUnfit(event.rank, event.status, state.attempt.is_dispensable)
             return stopping, (unfit, *stop)
@@ -224,6 +225,8 @@ def _running_on(config: LaunchConfig, state: Running, event: Event) -> Step:
     """Handle what is the same whether or not lost workers are being replaced."""
     if isinstance(event, protocol.Refused):
         return replace(state, attempt=replace(state.attempt, refused=True)), ()
+    if isinstance(event, protocol.CopyMissing):
+        return _stop_workers(config, state, "failure")
     if isinstance(event, protocol.SettleOver) and state.failing:
         return _stop_workers(config, state, "failure")
     if isinstance(event, protocol.Noticed):
@@ -251,13 +254,14 @@ def _mending(config: LaunchConfig, state: Mending, event: Event) -> Step:
         return state, ()
     if not isinstance(event, mending.Followed):
         return _running_on(config, state, event)
+    is_failure = mending.is_failure(config, state, event)
     state = mending.follow(state, event)
-    if mending.is_hopeless(config, state):
+    if is_failure or mending.is_hopeless(config, state):
         if state.lost:
             return _stop_workers(config, state, "failure")
         return state, (protocol.TellStanding("unable"),)
     state, lasting = mending.tell_lasting(config, state)
-    state, standing = mending.tell(state)
+    state, standing = mending.tell(config, state)
     if not isinstance(event, protocol.WorkerEnded):
         return state, (*lasting, *standing)
     hurried, told = mending.hurry(state)  # the others cannot commit without this one

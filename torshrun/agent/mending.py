@@ -70,7 +70,7 @@ def owed_notices(
 def can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
     """Return whether the others can meet a replacement of this rank.
 
-    If nobody here has the state of the training, workers of other nodes may.
+    If nobody here has the state of the training, workers of other nodes may, or all have copies.
     """
     survivors = state.alive - {rank}
     is_known = not config.is_alone and rank in state.joined | state.fresh
@@ -79,8 +79,20 @@ def can_go_on_without(config: LaunchConfig, state: Running, rank: int) -> bool:
         and rank in state.alive
         and not state.attempt.refused
         and _is_able(config, state, rank)
-        and (is_known or bool(survivors & state.joined))
+        and (is_known or config.recover or bool(survivors & state.joined))
     )
+
+
+def is_replaceable(config: LaunchConfig, state: Running, event: protocol.WorkerEnded) -> bool:
+    """Return whether a worker that has ended so may be replaced. A copy is not if the worker has
+    ended by itself, as it would do the same."""
+    has_copy = os.WIFSIGNALED(event.status) and event.rank in state.joined | state.fresh
+    return has_copy or not config.recover
+
+
+def is_failure(config: LaunchConfig, state: Running, event: Followed) -> bool:
+    """Return whether a worker has ended that cannot be replaced, while survivors park."""
+    return isinstance(event, protocol.WorkerEnded) and not is_replaceable(config, state, event)
 
 
 def fails_repeatedly(state: Running, event: protocol.WorkerEnded) -> bool:
@@ -91,12 +103,12 @@ def fails_repeatedly(state: Running, event: protocol.WorkerEnded) -> bool:
     return event.rank in state.fresh and (event.rank, event.status) in state.failed
 
 
-def lose(state: Running, event: protocol.WorkerEnded) -> Step:
+def lose(config: LaunchConfig, state: Running, event: protocol.WorkerEnded) -> Step:
     """End the round as this worker was lost, which others can go on without."""
     failed = frozenset(each for each in state.failed if each[0] != event.rank)
     if event.rank in state.fresh and not os.WIFSIGNALED(event.status):
         failed |= {(event.rank, event.status)}
-    return begin(replace(state, failed=failed), event.rank)
+    return begin(config, replace(state, failed=failed), event.rank)
 
 
 def _is_able(config: LaunchConfig, state: Running, lost: int = -1) -> bool:
@@ -133,7 +145,7 @@ def defers(config: LaunchConfig, state: Running, event: protocol.Hung) -> bool:
     return is_first and is_elsewhere and bool(state.joined) and _is_able(config, state)
 
 
-def begin(state: Running, *lost: int, at_commit: bool = False) -> Step:
+def begin(config: LaunchConfig, state: Running, *lost: int, at_commit: bool = False) -> Step:
     """End the round for the workers here that survive, which park."""
     alive = state.alive.difference(lost)
     mending = Mending(
@@ -148,7 +160,7 @@ def begin(state: Running, *lost: int, at_commit: bool = False) -> Step:
         awaited=state.joined & alive,
         at_commit=at_commit,
     )
-    mending, told = tell(mending)
+    mending, told = tell(config, mending)
     ahead = (protocol.StartAhead(lost),) if lost else ()
     return mending, (protocol.EndRound(at_commit), *told, *ahead)
 
@@ -161,7 +173,7 @@ def end_round(config: LaunchConfig, state: Running, event: base.RoundOver) -> St
         return state, ()
     if not _is_able(config, state):
         return state, (protocol.TellStanding("unable"),)
-    return begin(state, at_commit=event.at_commit)
+    return begin(config, state, at_commit=event.at_commit)
 
 
 def hurry(state: Mending) -> tuple[Mending, tuple[protocol.EndRound, ...]]:
@@ -171,9 +183,9 @@ def hurry(state: Mending) -> tuple[Mending, tuple[protocol.EndRound, ...]]:
     return replace(state, at_commit=False), (protocol.EndRound(),)
 
 
-def tell(state: Mending) -> tuple[Mending, tuple[protocol.TellStanding, ...]]:
+def tell(config: LaunchConfig, state: Mending) -> tuple[Mending, tuple[protocol.TellStanding, ...]]:
     """Tell the rendezvous how this node stands, unless it knows."""
-    standing: base.Standing = "parked" if state.joined else "bare"
+    standing: base.Standing = "parked" if state.joined or config.recover else "bare"
     if state.awaited:
         standing = "lost"
     telling = standing, bool(state.lost)
@@ -204,7 +216,7 @@ def follow(state: Mending, event: Followed) -> Mending:
 
 def is_hopeless(config: LaunchConfig, state: Mending) -> bool:
     """Return whether nobody is left to give its state, or somebody would meet nobody."""
-    is_bare = config.is_alone and not state.joined
+    is_bare = config.is_alone and not state.joined and not config.recover
     return is_bare or not state.alive <= state.joined | state.fresh
 
 

@@ -110,6 +110,12 @@ class ParkingOver(NamedTuple):
     round: int
 
 
+class CopyMissing(NamedTuple):
+    """There is no copy that could take the place of a lost worker."""
+
+    round: int
+
+
 class Diagnosed(NamedTuple):
     """No process of the round is left, but for the unkillable, and its root cause is known."""
 
@@ -130,7 +136,7 @@ class InternalError(NamedTuple):
 
 
 OfRound = WorkerEnded | NotStarted | DeadManFired | SettleOver | Hung | Diagnosed
-Recovering = Joined | Left | Refused | Parked | ParkingOver
+Recovering = Joined | Left | Refused | Parked | ParkingOver | CopyMissing
 Decided = base.RoundFormed | base.RoundClosing | base.Mending | base.JobOver
 Event = OfRound | Recovering | StopRequested | Noticed | Decided | KeeperLost | InternalError
 

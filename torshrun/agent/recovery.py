@@ -49,6 +49,8 @@ class Recovery:
     post: Callable[[protocol.Event], None]
     on_corrupted: Callable[[bytes], None]
     """Takes what a worker writes of a state that differs between ranks."""
+    on_unprotected: Callable[[int, str], None]
+    """Takes the local rank of a worker of which no copies are made, and why."""
 
     def __post_init__(self) -> None:
         self._store: Store | None = None
@@ -120,6 +122,11 @@ class Recovery:
         if on_all_nodes:  # in their store, which may take its time
             self._spawn(_put_first(self._store, f"{EXITED}{number}", str(rank).encode()))
 
+    async def tell_adopted(self, pid: int, number: int) -> None:
+        """Tell the copy of a lost worker that it is one itself from this round on."""
+        assert self._store is not None
+        await self._store.put(f"{RECOVERY}copy/{pid}", str(number).encode())
+
     async def begin_round(self, number: int, everyone: Sequence[Assignment]) -> None:
         """Tell the survivors to meet again in this round, in these places."""
         assert self._store is not None
@@ -172,6 +179,8 @@ class Recovery:
                 self.post(protocol.Refused(int(rank)))
             case ["corrupted", start, rank] if self._is_present(start, rank):
                 self.on_corrupted(value)
+            case ["unprotected", start, rank] if self._is_present(start, rank):
+                self.on_unprotected(int(rank), value.decode(errors="replace"))
             case ["parked", number, rank] if number == str(self._ending):
                 self._first_parked.setdefault(number, value)
                 if self._is_hasty:

@@ -201,6 +201,8 @@ class LaunchConfig:
     master_port: int = 0
     """TCP port for rank 0's worker, 1 to 65535; 0 picks a free one for each round."""
     max_restarts: int = 0
+    recover: bool = False
+    """True if copies of workers are made, which take the place of those that are killed."""
     restart_backoff: float = 1.0
     retry_same_start: bool = False
     shutdown_timeout: float = 30.0

@@ -67,6 +67,9 @@ Standbys:
 Failure and end:
 --max-restarts N = 0
     How often all workers are started again after one failed.
+--recover
+    A copy of each worker takes its place when it is killed, while the others wait: for scripts of
+    torch.distributed on CPUs, with --max-restarts. See docs/recovery.md.
 --restart-backoff SECONDS = 1
     Wait before the second restart in a row, doubled for each further one up to a minute. The first
     comes at once; 0: all do.

@@ -80,6 +80,7 @@ def _check(
             f"{request['node_rank']} is not possible: the job has one node, whose rank is 0; "
             f"--nnodes says how many it has",
         )
+    _check_recovery(request, alone)
     extras = {name: extra.text for name, extra in request.environment.items()}
     fewest, most = (1, 1) if alone else request["nnodes"]
     hints = request.hints
@@ -104,6 +105,20 @@ def _check(
         "requeues": hints.requeues if hints and request["requeue_on_preempt"] else "",
         "output": OutputConfig(**_fields(request, OutputConfig)),
     }
+
+
+def _check_recovery(request: Request, alone: bool) -> None:
+    """Raise ConfigError if copies of workers are asked for where none can take their place."""
+    if not request["recover"]:
+        return
+    if not request["max_restarts"]:
+        why = "each worker that is replaced counts as a restart: give --max-restarts, too"
+        raise request.refused("recover", why)
+    if not alone:
+        why = "it is for jobs of one node: call tr.elastic.join() in the script for several"
+        raise request.refused("recover", why)
+    if request["pid_namespace"]:
+        raise request.refused("recover", f"{request.name('pid_namespace')} excludes it")
 
 
 def _fields(request: Request, kind: type[LaunchConfig | OutputConfig]) -> dict[str, Any]:

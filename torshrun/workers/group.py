@@ -108,6 +108,17 @@ class WorkerGroup:
             self._spawn(worker, ends)
         self._settle()
 
+    def adopt_ahead(self, assignment: Assignment, pid: int) -> None:
+        """Do as start_ahead(), with a child of the keeper that is the copy of a dead worker."""
+        place = assignment.worker
+        before = self.workers[place.local_rank]
+        self._orphans.end_those_of(before, place.round, pid)
+        worker, worker_id = Worker(assignment, before.streams), next(self._ids)
+        self._ahead[place.local_rank] = self._present[worker_id] = worker
+        self.keeper.own(worker_id, pid, pid)
+        self.keeper.take(worker_id)
+        self._flush()
+
     def replace(self, assignments: Sequence[Assignment]) -> None:
         """Begin the next round with those that were started ahead, and these, which were not."""
         self.begun, self.endings = time.monotonic(), []

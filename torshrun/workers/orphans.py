@@ -43,10 +43,13 @@ class Orphans:
     """The dead workers by pid."""
     _reaped: deque[list[int]] = field(default_factory=deque)
     """Pids of those that were reaped before each question to the keeper that is not answered."""
+    _spared: set[int] = field(default_factory=set)
+    """Pids of processes that are workers themselves, of which a dead one was the parent."""
     _next: asyncio.TimerHandle | None = None
 
-    def end_those_of(self, worker: Worker, until: int) -> None:
-        """Kill the descendants of a worker that is replaced in round `until`."""
+    def end_those_of(self, worker: Worker, until: int, spared: int = 0) -> None:
+        """Kill the descendants of a worker that is replaced in round `until`, but for `spared`."""
+        self._spared.add(spared)
         place = worker.assignment.worker
         self._dead[worker.pid] = Dead(worker.start_time, place.rank, range(place.round, until))
         self.look()
@@ -72,6 +75,7 @@ class Orphans:
     def stop(self) -> None:
         """Forget all workers: what is left is killed with all others."""
         self._dead.clear()
+        self._spared.clear()
         if self._next is not None:
             self._next.cancel()
             self._next = None
@@ -86,7 +90,7 @@ class Orphans:
         return dead is not None and start_time(pid) == dead.start_time is not None
 
     def _is_of_dead(self, pid: int) -> bool:
-        if self._is_itself(pid):
+        if self._is_itself(pid) or pid in self._spared:
             return False
         try:
             leaders = {os.getpgid(pid), os.getsid(pid)} & self._dead.keys()

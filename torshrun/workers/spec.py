@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from torsh_runtime.contract import WorkerEnv
+from torsh_runtime.contract import COPIES, WorkerEnv
 from torsh_runtime.errors import ConfigError
 from torshrun.config.job import Address, LaunchConfig
 from torshrun.config.options import is_for_torshrun
@@ -22,6 +22,8 @@ from torshrun.topology.cpus import allocated_cpus, cpu_quota
 CpuSet = frozenset[int]
 _HOOK = str(Path(__file__).parent / "startup")
 """The directory whose sitecustomize.py the workers' Python runs before their script."""
+COPY_SECONDS = "1"
+"""The least seconds between two copies of a worker, as each costs page faults."""
 SLURM_PLACE: Mapping[str, str] = {
     "SLURM_PROCID": "rank",
     "SLURM_LOCALID": "local_rank",
@@ -96,12 +98,18 @@ def _inherited(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, st
     given = {
         "PYTHONFAULTHANDLER": "1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **{name: environ[name] for name in environ if name and not is_for_torshrun(name)},
+        **{name: environ[name] for name in environ if name and not _is_for_others(name)},
         **({"TORSH_TORCH_BACKEND": config.torch_backend} if config.torch_backend else {}),
+        **({COPIES: COPY_SECONDS} if config.recover else {}),
         "PYTHONUNBUFFERED": "1",  # a killed worker's last words must not be in a buffer
         **config.environment,
     }
     return {**given, "PYTHONPATH": python_path(given)}
+
+
+def _is_for_others(name: str) -> bool:
+    """Return whether a variable is for another torshrun, or for the workers of one."""
+    return is_for_torshrun(name) or name == COPIES
 
 
 def python_path(environ: Mapping[str, str]) -> str:
@@ -160,6 +168,8 @@ def _own_environ(
     """Return variables of each local rank; `usable` are the processors that it may run on."""
     quota = min(cpu_quota(root), allocated_cpus(environ))
     own = [{"OMP_NUM_THREADS": str(number)} for number in threads(usable, quota)]
+    if config.recover:  # a copy of a process has one thread
+        own = [{"OMP_NUM_THREADS": "1"} for _ in usable]
     if "OMP_NUM_THREADS" in environ:
         own = [{} for _ in usable]
     if not config.virtual_local_rank:

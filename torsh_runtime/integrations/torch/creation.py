@@ -18,7 +18,7 @@ from torsh_runtime.backends.reconfiguration import Unmet
 from torsh_runtime.backends.single import SingleBackend
 from torsh_runtime.contract import WorkerEnv
 from torsh_runtime.errors import ConfigError
-from torsh_runtime.integrations.torch import functional, replicas
+from torsh_runtime.integrations.torch import functional, protection, replicas
 from torsh_runtime.integrations.torch.accelerate import check_accelerate
 from torsh_runtime.integrations.torch.allocator import tune_allocator
 from torsh_runtime.integrations.torch.configuring import meet
@@ -68,7 +68,10 @@ def create(
     if not given.global_ranks_in_group:
         backend.note_title(DEFAULT)
     overlaps = env is not None and env.num_nodes > 1  # it may wait for the network
-    return kind(given.store, backend, seconds, overlap_backward=overlaps)
+    group = kind(given.store, backend, seconds, overlap_backward=overlaps)
+    if protection.protector is not None and env is not None and not given.global_ranks_in_group:
+        protection.protector.protect(group, env)
+    return group
 
 
 def split(
@@ -121,6 +124,8 @@ def _check_alone(parent: object) -> None:
 def _connect(given: Any, seconds: float, parent: object, env: WorkerEnv | None) -> Backend:
     if given.global_ranks_in_group:
         _check_alone(parent)
+        if protection.protector is not None:
+            protection.protector.give_up("it makes groups beside the default one")
     elif env is not None and env.is_replacement:  # the others are past this: see elastic.join()
         return cast(Backend, Unmet(given.group_rank, given.group_size))
     if getattr(given, "enable_reconfigure", False):

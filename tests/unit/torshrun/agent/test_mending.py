@@ -435,3 +435,45 @@ def test_a_newcomer_whose_program_fails_leaves_if_there_are_enough_others(
     assert m.TellUnfit(1, FAIL, outcome == "lost") in done
     (told,) = [each.report for each in done if isinstance(each, m.TellRendezvous)]
     assert (told.outcome, told.code, told.cause) == (outcome, 3, "rank 1: exit code 3")
+
+
+COPIED = replace(CONFIG, recover=True)
+
+
+def test_a_copy_takes_the_place_of_a_worker_that_was_killed_alone() -> None:
+    state, told = play(*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), config=COPIED)
+    assert isinstance(state, machine.Mending)
+    assert told[-1] == m.StartAhead((1,))
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        (*ALL_JOINED, m.WorkerEnded(0, 1, FAIL)),
+        (m.Joined(0), m.Joined(2), m.WorkerEnded(0, 1, KILLED), m.SettleOver(0)),
+        (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.WorkerEnded(0, 2, FAIL)),
+        (*ALL_JOINED, m.WorkerEnded(0, 1, KILLED), m.CopyMissing(0)),
+    ],
+    ids=["an exit code", "no copy yet", "an exit code meanwhile", "no copy left"],
+)
+def test_all_workers_are_restarted_if_no_copy_would_do(events: tuple[m.Event, ...]) -> None:
+    state, told = play(*events, config=COPIED)
+    state, more = machine.handle(COPIED, state, m.SettleOver(0))
+    assert isinstance(state, machine.Stopping)
+    assert state.cause == "failure"
+    assert any(isinstance(each, m.StopWorkers) for each in (*told, *more))
+
+
+def test_copies_take_the_place_of_all_workers() -> None:
+    killed = [m.WorkerEnded(0, rank, KILLED) for rank in range(3)]
+    state, told = play(*ALL_JOINED, *killed, config=COPIED)
+    assert isinstance(state, machine.Mending)
+    assert [each for each in told if isinstance(each, m.StartAhead)] == [
+        m.StartAhead((0,)),
+        m.StartAhead((1,)),
+        m.StartAhead((2,)),
+    ]
+    assert told[-2:] == [TOLD_PARKED, m.StartAhead((2,))]
+    state, _ = machine.handle(COPIED, state, mended(1))
+    state, told_later = machine.handle(COPIED, state, m.WorkerEnded(1, 0, KILLED))
+    assert m.StartAhead((0,)) in told_later

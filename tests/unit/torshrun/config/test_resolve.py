@@ -373,3 +373,22 @@ def test_stragglers_are_not_found_without_a_recorder(made: Made) -> None:
     assert made(off).notes == ()
     (note,) = made(off, straggler_threshold="1.2").notes
     assert "TORSH_RECORDER" in note
+
+
+@pytest.mark.parametrize(
+    ("others", "why"),
+    [
+        ({}, "give --max-restarts, too"),
+        ({"max_restarts": "1", "nnodes": "2", "rdzv_endpoint": "a"}, "it is for jobs of one node"),
+        ({"max_restarts": "1", "pid_namespace": "true"}, "--pid-namespace excludes it"),
+    ],
+)
+def test_copies_are_refused_where_none_takes_a_place(
+    made: Made, others: dict[str, str], why: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"--recover: .*{why}"):
+        made(recover="true", **others)
+
+
+def test_copies_need_restarts(made: Made) -> None:
+    assert made(recover="true", max_restarts="1").job.recover
