@@ -83,7 +83,7 @@ class Digits:
 
     def __init__(self, quick: bool) -> None:
         self.train_set, self.held_out = digits.load_data()
-        self.steps, self.size = (20 if quick else 900), 64
+        self.steps, self.size = (4 if quick else 900), 64
         nn.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
 
@@ -108,7 +108,8 @@ class Gpt:
         self.text = gpt.Text(gpt.standard_library(), 0)
         whole = self.text.data
         self.text.data, self.held_out = np.split(whole, [len(whole) * 9 // 10])
-        self.steps, self.size, self.context = (10 if quick else 1500), 16, 64
+        self.steps, self.size, self.context = (2 if quick else 1500), 16, 64
+        self.pieces = 4 if quick else 256
         nn.manual_seed(0)
         self.model = gpt.GPT(len(self.text.alphabet), self.context, 2, 4, 128)
 
@@ -117,8 +118,8 @@ class Gpt:
         return self._loss(model, *self.text.batch(step, self.size, self.context, share))
 
     def validation(self) -> float:
-        """Return the loss on pieces spread over the validation text."""
-        starts = np.linspace(0, len(self.held_out) - self.context - 1, 256).astype(int)
+        """Return the loss on pieces that are spread over the validation text."""
+        starts = np.linspace(0, len(self.held_out) - self.context - 1, self.pieces).astype(int)
         pieces = self.held_out[starts[:, None] + np.arange(self.context + 1)]
         return float(self._loss(self.model, pieces[:, :-1], pieces[:, 1:]).item())
 

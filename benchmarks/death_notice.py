@@ -227,7 +227,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--bars", action="store_true", help="exit status 1 unless all bars pass")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.gib, options.times = 0.1, 1
+        options.gib, options.times = 0.01, 1
     return options
 
 

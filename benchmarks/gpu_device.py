@@ -11,11 +11,13 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 import torsh_runtime as tr
+from benchmarks.spawn import free_port
 
 MIB = 1 << 20
 Step = Callable[[], object]
@@ -74,11 +76,13 @@ def join(device: Device, timeout: float = 60.0) -> tr.ProcessGroup:
 
 
 def join_torch(device: Device) -> None:
-    """Create torch's default group, beside ours."""
+    """Create torch's default group, beside ours, at an address that our first rank names."""
+    told = [f"tcp://127.0.0.1:{free_port()}"]
+    tr.broadcast_object_list(told)
+    place: dict[str, Any] = {"rank": tr.get_rank(), "world_size": tr.get_world_size()}
     if device.is_gpu:
-        dist.init_process_group("nccl", device_id=torch.device(device.name))
-    else:
-        dist.init_process_group("gloo")
+        place["device_id"] = torch.device(device.name)
+    dist.init_process_group("nccl" if device.is_gpu else "gloo", told[0], **place)
 
 
 def steps_per_second(device: Device, steps: Mapping[str, Step], count: int) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.launcher import Launcher
+from support.named_memory import held_by_others, named_memory
 from support.one_thread import compute_on_one_thread
 from support.processes import soon
 
@@ -109,7 +110,9 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
 def _added(before: dict[str, set[str]]) -> dict[str, set[str]]:
     """What is there now of these kinds and was not before."""
     now = _possessions()
-    return {kind: now[kind] - held for kind, held in before.items() if now[kind] - held}
+    added = {kind: now[kind] - held for kind, held in before.items()}
+    added["shared memory"] -= held_by_others(added["shared memory"])
+    return {kind: found for kind, found in added.items() if found}
 
 
 def _possessions() -> dict[str, set[str]]:
@@ -118,7 +121,7 @@ def _possessions() -> dict[str, set[str]]:
         "threads": {thread.name for thread in threading.enumerate() if thread.is_alive()},
         "children": set(children),
         "descriptors": _descriptors(),
-        "shared memory": {name for name in os.listdir("/dev/shm") if "torsh" in name},
+        "shared memory": named_memory(),
     }
 
 

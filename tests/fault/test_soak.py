@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.named_memory import held_by_others, named_memory
 from support.processes import marked, soon
 
 from torshrun import exit_codes
@@ -94,7 +95,8 @@ class Job:
     def assert_nothing_is_left(self) -> None:
         assert soon(lambda: not marked(self.mark)), marked(self.mark)
         assert soon(lambda: not any(self.scratch.iterdir())), list(self.scratch.iterdir())
-        assert not [name for name in os.listdir("/dev/shm") if "torsh" in name]
+        left = named_memory()
+        assert not left - held_by_others(left)
 
 
 def worker_place(pid: int) -> tuple[int, int] | None:
