@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from torsh_runtime.backends.base import Backend
+from torsh_runtime.backends.base import PATIENCE, Backend
 from torsh_runtime.backends.intercepting import Intercepting
 from torsh_runtime.backends.operation import COLLECTIVES, Op, Reduce
 from torsh_runtime.backends.work import COMPLETED, Work
@@ -174,7 +174,7 @@ class Recorder(Intercepting):
         call()
         return COMPLETED
 
-    def coalescing(self) -> AbstractContextManager[object]:
+    def coalescing(self, timeout: float = PATIENCE) -> AbstractContextManager[object]:
         return nullcontext()
 
     def abort(self) -> None:
