@@ -13,10 +13,9 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-_MOST_DESCRIPTORS = 4096
 
 
 def start_forked(
@@ -24,15 +23,22 @@ def start_forked(
 ) -> subprocess.Popen[str]:
     """Like Popen() of `python -m MODULE ARGUMENTS...`, but no interpreter is started."""
     importlib.import_module("torch.distributed.launcher.api")
+    before = _descriptors()  # they stay: libuv, which TCPStore uses, keeps some for each process
 
     def run() -> None:
-        os.closerange(3, _MOST_DESCRIPTORS)  # Popen waits until its own pipe is closed
+        for number in _descriptors() - before:
+            with suppress(OSError):
+                os.close(number)  # Popen waits until its own pipe is closed
         _exit(_outcome(command[2], command[3:], env))
 
     # torchrun looks at all frames below its own, which are few in a thread.
     with ThreadPoolExecutor(1) as thread:
         options |= {"env": env, "preexec_fn": run}
         return thread.submit(subprocess.Popen, command, **options).result()
+
+
+def _descriptors() -> set[int]:
+    return {number for number in map(int, os.listdir("/proc/self/fd")) if number > 2}
 
 
 def _outcome(module: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
