@@ -14,6 +14,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
+from support.blocks import shown
 from support.launcher import Launcher
 
 from torshrun.procfs import children, read_stat
@@ -92,6 +93,9 @@ def test_scripts_go_on_with_the_same_bits(
     torshrun: Launcher, folder: Path, case: str, seconds: str
 ) -> None:
     """With a copy after each step, and with a single one of the beginning."""
+    assert "--recover --max-restarts" in shown(
+        "docs/recovery.md", "torshrun --nproc-per-node 4 --rec"
+    )
     losses = LOSSES[case]
     options = launch(torshrun, len(losses), seconds)
     code, out, err = torshrun.run(*options, SCRIPT, "torsh", STEPS, *losses, within=WITHIN)

@@ -404,7 +404,7 @@ def shape(value: Any) -> Any:
     phases=[Phase.explicit, Phase.generate],
 )
 @given(
-    argument=texts,
+    argument=texts.filter("--".__ne__),  # it needs another -- before the script
     value=texts,
     setup=st.none() | texts.filter(str.strip),
     note=texts.filter(str.isprintable),

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from torsh_runtime import contract
+from torsh_runtime.integrations import torch_plugin
+
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
@@ -70,6 +73,10 @@ def test_it_loads_no_group_and_opens_nothing() -> None:
 def test_an_import_of_ours_does_it_too(autoload: str) -> None:
     ours = f"import torsh_runtime.integrations.torch\n{USE}"
     assert python(ours, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload) == (USED, "")
+
+
+def test_its_variable_is_the_one_of_the_contract() -> None:
+    assert torch_plugin._COPIES == contract.COPIES
 
 
 def test_torch_finds_the_backend_by_its_name() -> None:

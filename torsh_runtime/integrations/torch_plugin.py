@@ -8,7 +8,8 @@ torch. From version 2.14 on torch also looks for a backend that it does not know
 import os
 import sys
 
-from torsh_runtime.contract import COPIES
+_COPIES = "TORSH_COPIES"
+"""That of `contract`, which is not imported: what torch loads by itself stays small."""
 
 
 def register() -> None:
@@ -21,7 +22,7 @@ def register() -> None:
     try:
         import torsh_runtime.integrations.torch  # noqa: F401  (registers)
 
-        if COPIES in os.environ:
+        if _COPIES in os.environ:
             from torsh_runtime import recover
             from torsh_runtime.integrations.torch import protection
 

@@ -19,7 +19,7 @@ async def waits(*keys: str, is_alone: bool = False, is_before: bool = False) -> 
     posted: list[Any] = []
     store, group = MemoryStore(), SimpleNamespace(workers=[])
     loop = asyncio.get_running_loop()
-    each = Recovery(loop, group, posted.append, print)  # type: ignore[arg-type]
+    each = Recovery(loop, group, posted.append, print, print)  # type: ignore[arg-type]
     each.start(store, None if is_alone else 3.0)
     await asyncio.sleep(0.01)
     for moment in (True, False):
@@ -52,7 +52,7 @@ def test_steps_of_another_round_bound_nothing() -> None:
 def test_the_first_that_leaves_tells_other_nodes() -> None:
     async def tells() -> list[Any]:
         store, group = MemoryStore(), SimpleNamespace(workers=[])
-        each = Recovery(asyncio.get_running_loop(), group, print, print)  # type: ignore[arg-type]
+        each = Recovery(asyncio.get_running_loop(), group, print, print, print)  # type: ignore[arg-type]
         each.start(store, 3.0)
         await asyncio.sleep(0.01)
         await each.end_round(1, at_commit=False)
@@ -71,7 +71,7 @@ def test_workers_wait_for_the_news_of_a_loss_as_long_as_a_node_may_take_to_be_lo
 ) -> None:
     async def tells() -> float:
         store, group = MemoryStore(), SimpleNamespace(workers=[])
-        each = Recovery(asyncio.get_running_loop(), group, print, print)  # type: ignore[arg-type]
+        each = Recovery(asyncio.get_running_loop(), group, print, print, print)  # type: ignore[arg-type]
         each.start(store, ttl)
         told = await store.wait([f"{RECOVERY}notice"], 5.0)
         each.stop()
@@ -85,7 +85,7 @@ def test_workers_that_are_to_commit_have_no_time_to_park_until_they_are_hurried(
         posted: list[Any] = []
         store, group = MemoryStore(), SimpleNamespace(workers=[])
         loop = asyncio.get_running_loop()
-        each = Recovery(loop, group, posted.append, print)  # type: ignore[arg-type]
+        each = Recovery(loop, group, posted.append, print, print)  # type: ignore[arg-type]
         each.start(store, 3.0)
         await asyncio.sleep(0.01)
         await each.end_round(1, at_commit=True)
