@@ -52,7 +52,8 @@ def test_two_of_four_nodes_are_preempted_and_come_back(
     assert soon(lambda: sees(jobs[:2], 4), 150), first.told()
     fast.touch()
     assert [job.end() for job in jobs] == ["COMPLETED"] * NODES, first.told()
-    assert [len(START.findall(job.output)) for job in jobs] == [1, 1, 2, 2]
+    starts = [len(START.findall(job.output)) for job in jobs]
+    assert starts == [1, 1, 2, 2], "\n".join(job.told() for job in jobs)
     sizes = check_as_undisturbed(outcome([job.output for job in jobs]), tmp_path)
     assert sizes[-1] == 4
     assert 2 in sizes[sizes.index(4) :]

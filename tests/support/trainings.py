@@ -193,7 +193,8 @@ def check_as_undisturbed(found: Outcome, folder: Path, kind: str = "nn") -> list
     sizes = worlds(found)
     expected = undisturbed(folder, sizes, kind)
     for step, told in found.steps.items():
-        assert told <= expected.steps[step], f"step {step} was committed with two contents"
+        wrong = f"step {step} was committed with two contents: {told} is not {expected.steps[step]}"
+        assert told <= expected.steps[step], wrong
     assert found.totals == expected.totals
     check_samples(expected)
     return changes(sizes)

@@ -170,8 +170,13 @@ class Parts:
     def restore_shards(self, number: int, is_whole: bool) -> None:
         """Let ranks that lack the state of sharded parts before step `number` have it. All ranks
         call it. is_whole: whether this one has had it."""
-        if self.shards is not None:
-            self.shards.restore(number, is_whole, self.step)
+        if self.shards is None:
+            return
+        own = [bytes_of(each) for each in self._buffers()] if is_whole else []
+        self.shards.restore(number, is_whole, self.step)
+        if is_whole:  # memory may have them of a moment in which a pass changed them
+            for buffer, kept in zip(self._buffers(), own, strict=True):
+                copy_in(buffer, kept)
 
     def agree_on_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as DistributedDataParallel does before a pass."""
