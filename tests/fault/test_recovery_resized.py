@@ -203,6 +203,7 @@ def test_all_workers_may_resume_from_memory_as_fewer_ranks(
     training = train(3, 30, least=2, pause=PAUSE, kind="nn-fsdp")
     training.job.nodes[0].wait_for("6 workers in all")
     wait_for_steps(training, 2, 0, 1, 2)
+    training.wait_until_all_begin(committed(training, 0, 1, 2))
     training.job.nodes[2].send(signal.SIGKILL)
     kill([pid for node in (0, 1) for pid in training.present(node)])
     committed_before = committed(training, 0, 1, 2)

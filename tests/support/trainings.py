@@ -116,6 +116,12 @@ class Training:
             assert soon(lambda: len(self.pids(number)) >= starts, 40), node.output  # noqa: B023
         time.sleep(0.3)
 
+    def wait_until_all_begin(self, step: int) -> None:
+        """Wait until all workers of all nodes have begun this step, which keeps its state."""
+        for node in self.job.nodes:
+            begun = f"begins {step}\n"
+            assert soon(lambda: node.output.count(begun) >= EACH, 60), node.output  # noqa: B023
+
     def repeats(self, number: int) -> list[int]:
         """The steps that a node's workers have begun more often than once each."""
         begun = Counter(map(int, BEGINS.findall(self.job.nodes[number].output)))

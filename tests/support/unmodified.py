@@ -2,7 +2,8 @@
 
 Arguments are the backend, the number of steps, and up to two times a rank, a step and a place, like
 1:5:buckets, in which that rank kills itself. Each rank prints its loss of each step, and all that
-it has in the end.
+it has in the end. PAUSE in the environment is how many seconds a step takes at least, as long as
+there is no file FAST in the present directory.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 RANKS_SAMPLES, WIDTH = 16, 48
+PAUSE = float(os.environ.get("PAUSE", "0"))
 PASSED = 4
 """Gradients that are there when a rank is killed within the buckets."""
 
@@ -93,6 +96,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
+        time.sleep(0 if Path("FAST").exists() else PAUSE)
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         told = validate(model) if step % 3 == 2 else 0.0
