@@ -70,6 +70,7 @@ def test_a_watch_goes_on_after_the_server_was_killed(start: StartCluster) -> Non
     play(scene())
 
 
+@pytest.mark.parametrize("start", ["3.4"], indirect=True)  # 3.5.1 may lose writes: etcd's 13766
 def test_one_member_of_three_is_not_missed(start: StartCluster) -> None:
     cluster = start(3)
 

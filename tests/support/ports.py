@@ -7,6 +7,8 @@ import socket
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+from torshrun.rendezvous.ports import HeldPorts
+
 _LEAST = 10_000
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 """Of ports that the kernel gives to whoever asks for any, and to connections."""
@@ -41,3 +43,10 @@ def free_port() -> int:
 def free_address() -> str:
     """An init_method with one."""
     return f"tcp://127.0.0.1:{free_port()}"
+
+
+class GivenPorts(HeldPorts):
+    """Holds none: the port is the one that is wanted, and any port is 2."""
+
+    def take(self, wanted: int = 0) -> tuple[int, int]:
+        return wanted or 2, 2

@@ -9,7 +9,7 @@ import os
 import sys
 
 _COPIES = "TORSH_COPIES"
-"""That of `contract`, which is not imported: what torch loads by itself stays small."""
+"""The value of `contract.COPIES`: what torch loads by itself stays small, and does not import it."""
 
 
 def register() -> None:

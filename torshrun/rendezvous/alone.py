@@ -6,14 +6,14 @@ import asyncio
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from torsh_runtime.errors import TorshError
 from torshrun import exit_codes
 from torshrun.config.job import LaunchConfig
 from torshrun.rendezvous import base
-from torshrun.rendezvous.ports import choose_port
+from torshrun.rendezvous.ports import HeldPorts
 from torshrun.rendezvous.restart import History, following, judge, pause
 
 if TYPE_CHECKING:  # at the start it would take time
@@ -25,7 +25,7 @@ class Alone(base.Rendezvous):
     """Forms the rounds of a job that has a single node."""
 
     config: LaunchConfig
-    choose_port: Callable[[int], int] = choose_port
+    ports: HeldPorts = field(default_factory=HeldPorts)
     chance: Callable[[], float] = random.random
     """Gives a number, 0 <= chance < 1, that varies the pause before a restart."""
 
@@ -67,6 +67,7 @@ class Alone(base.Rendezvous):
 
     async def close(self) -> None:
         self._cancel()
+        self.ports.release()
 
     def _form(self) -> None:
         self._begin(base.RoundFormed)
@@ -82,6 +83,7 @@ class Alone(base.Rendezvous):
         self._post(kind(place))
 
     def _place(self) -> base.NodeAssignment:
+        port, jax_port = self.ports.take(self.config.master_port)
         return base.NodeAssignment(
             round=self._round,
             restarts=self._history.restarts,
@@ -90,8 +92,8 @@ class Alone(base.Rendezvous):
             first_rank=0,
             world_size=self.config.nproc_per_node,
             master_addr=self.config.master_addr,
-            master_port=self.choose_port(self.config.master_port),
-            jax_port=self.choose_port(0),
+            master_port=port,
+            jax_port=jax_port,
         )
 
     def _after_failure(self, report: base.Report) -> None:

@@ -20,25 +20,26 @@ def choose_port(wanted: int) -> int:
 
 
 class HeldPorts:
-    """Two free ports that nobody else takes until the workers are about to: they are bound, but
-    not listened on, with SO_REUSEADDR, as those who serve on them then do too.
+    """Two free ports that nobody else is given while they are held, from before the workers start:
+    they are bound, but not listened on, with SO_REUSEADDR, as those who serve on them do too.
     """
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
-    def take(self) -> tuple[int, int]:
-        """Hold two other ports than before, and return them.
+    def take(self, wanted: int = 0) -> tuple[int, int]:
+        """Hold two ports, other than before, and return them; the first is `wanted` if it is not 0.
 
-        Raise ConfigError if there are none.
+        Raise ConfigError as bound() does.
         """
-        self.release()
-        self._held = [bound(0), bound(0)]
+        former, self._held = self._held, [bound(wanted), bound(0)]
+        for held in former:
+            held.close()
         master, jax = (held.getsockname()[1] for held in self._held)
         return master, jax
 
     def release(self) -> None:
-        """Release the ports, so that they can be listened on."""
+        """Release the ports."""
         for held in self._held:
             held.close()
         self._held = []

@@ -149,7 +149,6 @@ class Together(Rendezvous):
     async def serve_store(self, place: NodeAssignment) -> ServedStore:
         """Serve the round's store to this node's workers. Raise StoreError if that fails."""
         assert self._hub is not None  # it is there before any place is
-        self._ports.release()
         return await self._hub.serve_round(place, self._follow_growth)
 
     def _follow_growth(self, place: NodeAssignment) -> None:

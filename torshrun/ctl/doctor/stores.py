@@ -189,6 +189,13 @@ def _member(member: Member) -> Finding:
     value += f", a linearizable read takes {1000 * member.latency:.2f} ms"
     if member.version.startswith(("2.", "3.0", "3.1", "3.2", "3.3")):
         return problem(what, value, "torshrun needs etcd 3.4 or newer.")
+    if member.version in ("3.5.0", "3.5.1", "3.5.2"):
+        return warning(
+            what,
+            value,
+            "A member of this version that is killed may come back without committed writes "
+            "(etcd's issue 13766): use etcd 3.5.3 or newer, or 3.4.",
+        )
     if member.latency > _SLOW:
         return warning(
             what,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ports import GivenPorts
 
 from torshrun import exit_codes
 from torshrun.agent import machine
@@ -70,7 +71,7 @@ class Play:
         self._config = config
         self._posted: deque[RendezvousEvent] = deque()
         rules = replace(config, max_restarts=budget, restart_backoff=0, master_port=1)
-        self._rendezvous = Alone(rules, lambda wanted: wanted or 2)
+        self._rendezvous = Alone(rules, GivenPorts())
         self.state: machine.State = machine.Waiting()
         self.carried_out: list[m.Instruction] = []
         self._rendezvous.start(self._posted.append)

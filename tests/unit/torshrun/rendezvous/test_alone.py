@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.ports import GivenPorts
 
 from torsh_runtime.errors import ConfigError
 from torshrun import exit_codes
@@ -20,6 +21,7 @@ from torshrun.rendezvous.base import (
     RoundFormed,
     Verdict,
 )
+from torshrun.rendezvous.ports import HeldPorts
 
 
 def make(max_restarts: int = 0, backoff: float = 0.0) -> Alone:
@@ -31,7 +33,7 @@ def make(max_restarts: int = 0, backoff: float = 0.0) -> Alone:
         max_restarts=max_restarts,
         restart_backoff=backoff,
     )
-    return Alone(config, lambda wanted: wanted or 2, lambda: 0.5)
+    return Alone(config, GivenPorts(), lambda: 0.5)
 
 
 def alone(max_restarts: int = 0, backoff: float = 0.0) -> tuple[Alone, list[RendezvousEvent]]:
@@ -141,10 +143,11 @@ def test_other_ends_are_not_tried_again(outcome: ReportOutcome, code: int, endin
 
 
 def test_without_a_port_there_is_no_round() -> None:
-    def no_port(wanted: int) -> int:
-        raise ConfigError(f"master port {wanted} cannot be used")
+    class NoPorts(HeldPorts):
+        def take(self, wanted: int = 0) -> tuple[int, int]:
+            raise ConfigError(f"master port {wanted} cannot be used")
 
     posted: list[RendezvousEvent] = []
-    Alone(LaunchConfig(target="train.py", master_port=1), no_port).start(posted.append)
+    Alone(LaunchConfig(target="train.py", master_port=1), NoPorts()).start(posted.append)
     reason = "cannot start the workers: master port 1 cannot be used"
     assert posted == [JobOver(Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))]

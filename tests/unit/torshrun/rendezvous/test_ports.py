@@ -42,6 +42,7 @@ def test_held_ports_are_nobody_elses_until_they_are_released() -> None:
     with socket.socket() as server:  # as torch's and JAX's do
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind(("", taken[0]))
+        server.listen()
     assert not {*ports.take()} & {*taken}
     ports.release()
     with socket.socket() as other:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
+from support.ports import GivenPorts
 
 from torsh_runtime.store.endpoint import TcpEndpoint, parse_endpoint
 from torsh_runtime.store.memory import MemoryStore
@@ -51,7 +52,7 @@ def test_a_summary_goes_with_its_node() -> None:
 
 def test_a_node_that_is_alone_tells_itself() -> None:
     posted: list[RendezvousEvent] = []
-    alone = Alone(LaunchConfig(target="t", nproc_per_node=1, master_port=1), lambda wanted: 1)
+    alone = Alone(LaunchConfig(target="t", nproc_per_node=1, master_port=1), GivenPorts())
     alone.start(posted.append)
     alone.tell_leader(b"well")
     (found,) = [event for event in posted if isinstance(event, Summaries)]

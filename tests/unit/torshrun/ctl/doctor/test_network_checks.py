@@ -28,7 +28,7 @@ from torshrun.text import rate
 ETH = Interface("eth0", ("10.0.0.1",), True, 10000, 1500)
 BRIDGE = Interface("docker0", ("172.17.0.1",), True, 10000, 1500)
 NETWORK = Network((ETH, BRIDGE), "", "10.0.0.1", "10.0.0.9:2379", {})
-MEMBER = Member("e0:2379", "", 0.001, "", "3.5.1", "7", True, 1 << 20)
+MEMBER = Member("e0:2379", "", 0.001, "", "3.5.21", "7", True, 1 << 20)
 
 
 def worst(found: list[Finding]) -> Finding:
@@ -116,6 +116,7 @@ def test_a_peer_that_nobody_knows() -> None:
         ([MEMBER, replace(MEMBER, cluster="8")], "problem", "different clusters"),
         ([MEMBER, replace(MEMBER, read_failure="no leader")], "problem", "no leader"),
         ([MEMBER, replace(MEMBER, version="3.3.2")], "problem", "3.3.2"),
+        ([MEMBER, replace(MEMBER, version="3.5.1")], "warning", "3.5.1"),
         ([MEMBER, replace(MEMBER, latency=0.2)], "warning", "200.00 ms"),
         ([MEMBER, replace(MEMBER, database=2 << 30)], "warning", "2 GiB"),
         ([MEMBER, replace(MEMBER, alarms=("NOSPACE",))], "problem", "NOSPACE"),
