@@ -8,8 +8,7 @@ torch. From version 2.14 on torch also looks for a backend that it does not know
 import os
 import sys
 
-_COPIES = "TORSH_COPIES"
-"""The value of `contract.COPIES`: what torch loads by itself stays small, and does not import it."""
+_COPIES = "TORSH_COPIES"  # contract.COPIES: what torch loads by itself stays small
 
 
 def register() -> None:
