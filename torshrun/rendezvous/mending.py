@@ -22,6 +22,8 @@ from torshrun.rendezvous.selection import keeps_ranks
 HAVE_PARKED = ("parked", "bare")
 COMMIT_WITHIN = 300.0
 """Seconds in which a round that is to end at a commit ends, or else at once."""
+JOIN_WITHIN = 300.0
+"""Seconds for which nodes that come wait for workers that have started with a round."""
 
 
 def is_lasting(view: ClusterState, header: Header) -> bool:
@@ -36,6 +38,20 @@ def is_lasting(view: ClusterState, header: Header) -> bool:
     if not may_form or has_ended or not rows or not all(row.lasting for row in rows):
         return False
     return not keeps_ranks(view, staying(view)) or _may_be_as_many(view, header, len(rows))
+
+
+def joining(view: ClusterState, now: float) -> tuple[float, str]:
+    """Return until when nodes that come wait for the workers of the round to join, and for whose.
+
+    As long as they have not, the round could only be closed, which restarts all. The name is "" if
+    no workers keep their processes, or all do, or time is up.
+    """
+    until = view.sight.opened_at + JOIN_WITHIN
+    rows = [view.told[node] for node in sorted(view.roster.inside)]
+    late = [row.node for row in rows if not row.lasting]
+    if now >= until or not late or len(late) == len(rows):
+        return math.inf, ""
+    return until, view.name(late[0])
 
 
 def fits(view: ClusterState, header: Header, form: Form) -> bool:

@@ -268,6 +268,9 @@ def _growth(view: ClusterState, header: Header, now: float) -> Decision:
         return Decision(None, why="for the job's next checkpoint, to let nodes in")
     if len(among.ready) < room and now < last_call:
         return _wait("the last call of nodes", last_call, now)
+    until, late = mending.joining(view, now)
+    if late:
+        return Decision(None, until, f"for the workers of {late} to call join(), to let nodes in")
     invited = frozenset(row.node for row in among.ready)
     view.sight = replace(view.sight, invited=invited)
     count = min(room, len(among.ready))

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support.led_nodes import TTL, act, close, decide, header, inside, node, settings, view
 
-from torshrun.rendezvous.actions import Close, Conclude, Form, Mend, Mended
+from torshrun.rendezvous.actions import Close, Conclude, Decision, Form, Mend, Mended
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.heartbeats import Heartbeat
-from torshrun.rendezvous.mending import COMMIT_WITHIN
+from torshrun.rendezvous.mending import COMMIT_WITHIN, JOIN_WITHIN
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted
 
 RULES = settings(least=1)
@@ -202,6 +202,19 @@ def drained() -> ClusterState:
     mended = opened(drained=("c",), mending=True, at_commit=True, reason=reason)
     seen.take_header(mended, 0.0)
     return seen
+
+
+def test_newcomers_wait_for_workers_that_have_not_joined_yet() -> None:
+    rows = lasting("a", 0), lasting("b", 1, lasting=""), node("c")
+    seen = view(*rows, header=opened(2), rules=RULES)
+    why = "for the workers of node b to call join(), to let nodes in"
+    assert decide(seen, 0.0) == Decision(None, JOIN_WITHIN, why)
+    assert act(seen, JOIN_WITHIN) == Close("node c joined")
+    seen.put(lasting("b", 1, sequence=2), 9)
+    assert act(seen) == Mend("node c joined", at_commit=True)
+    for rank, name in enumerate("ab"):
+        seen.put(lasting(name, rank, lasting="", sequence=3), 10 + rank)
+    assert act(seen) == Close("node c joined")
 
 
 def test_a_node_that_is_drained_goes_at_a_commit() -> None:
