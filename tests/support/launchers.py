@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from support.forked_modules import start_forked
 from support.localhost import skip_unless_torchrun_starts
 from support.processes import marked, soon
 
@@ -109,8 +108,7 @@ class Bench:
         environ = self._environ(place, given)
         command = [sys.executable, "-m", MODULES[tool]]
         command += [word.replace("LOGS", name) for word in argv]
-        start = start_forked if tool == "torchrun" else subprocess.Popen
-        with start(
+        with subprocess.Popen(
             command,
             cwd=self.folder,
             env=environ,
