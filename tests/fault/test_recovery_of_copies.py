@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 from support.etcd_servers import EtcdCluster
 from support.launcher import Launcher
-from support.trainings import Trainings, check_as_undisturbed, outcome, trainings, undisturbed
+from support.trainings import (
+    TOGETHER,
+    Trainings,
+    check_as_undisturbed,
+    outcome,
+    trainings,
+    undisturbed,
+)
 
 STEPS, KIND = 16, "nn-fsdp"
-TOGETHER = "last_call_timeout=30,ttl=3,join_timeout=30,close_timeout=5"
-"""Has the first round wait for all nodes, so that each has copies of another one's parts."""
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from support.processes import soon
 from support.trainings import (
     EACH,
     SCRIPT,
+    TOGETHER,
     Outcome,
     Trainings,
     alone,
@@ -152,7 +153,7 @@ def test_a_node_none_of_whose_workers_leaves_does_not_hold_the_others_for_long(
 
 @pytest.mark.parametrize("amid", [False, True], ids=["in a step", "while workers leave the round"])
 def test_when_an_agent_dies_the_others_go_on(train: Trainings, folder: Path, amid: bool) -> None:
-    training = train(3, 100, least=2, pause="0.02")
+    training = train(3, 100, least=2, pause="0.02", rdzv_conf=TOGETHER)
     training.wait_until_it_trains()
     if amid:
         kill(training.present(0)[:1])
@@ -161,8 +162,8 @@ def test_when_an_agent_dies_the_others_go_on(train: Trainings, folder: Path, ami
     found, outputs = training.end(2)
     assert sorted(found.steps) == [*range(100)]
     assert len(found.totals) == 1, found.totals
-    assert len(training.pids(0)) == EACH + amid, outputs
-    assert len(training.pids(1)) == EACH, outputs
+    assert len(training.pids(0)) == EACH + amid, "\n".join(outputs)
+    assert len(training.pids(1)) == EACH, "\n".join(outputs)
     assert all("(succeeded)" in output for output in outputs[:2])
 
 

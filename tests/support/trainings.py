@@ -23,6 +23,8 @@ BATCH, SAMPLES = 12, 60
 """The script's."""
 PATIENT = "last_call_timeout=0.5,ttl=4,join_timeout=120,close_timeout=5"
 """For nodes that may be cut off from the store for a while."""
+TOGETHER = "last_call_timeout=30,ttl=3,join_timeout=30,close_timeout=5"
+"""Has the first round wait for all nodes, so that each has copies of another one's parts."""
 EACH = 2
 """Number of workers of a node."""
 MOST = 6
