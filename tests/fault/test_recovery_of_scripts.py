@@ -199,6 +199,9 @@ UNSAFE = {
     "thread": Unsafe("is not protected: it has the thread 'Thread-1", THREAD),
     "threads of torch": Unsafe("it computes with 2 threads", "torch.set_num_threads(2)"),
     "child": Unsafe("it has the child process 'sleep'", CHILD),
+    "shared memory": Unsafe(
+        "it has the shared memory '/dev/shm/torch_", "own = torch.zeros(1).share_memory_()"
+    ),
     "messages": Unsafe("is not protected: it sends messages", MESSAGES),
     "group": Unsafe("is not protected: it makes groups beside", "dist.new_group()"),
     "exception": Unsafe("RuntimeError: of the script", end="raise RuntimeError('of the script')"),
@@ -232,6 +235,22 @@ def test_scripts_for_gloo_go_on_and_one_that_is_stopped_is_no_loss(torshrun: Lau
     assert sorted(re.findall(r"end (\d) \d (\S+)", out)) == [("0", "12.0"), ("1", "12.0")]
     assert err.count("failed first") == 1
     assert "its copy" in err
+
+
+def test_a_copy_draws_and_reads_what_its_worker_did(torshrun: Launcher) -> None:
+    """Python draws another seed in a fork, and a fork shares its parent's place in a file."""
+    (torshrun.folder / "data").write_bytes(bytes(range(200)))
+    setup = "import random; random.seed(rank); data = open('data', 'rb', buffering=0)"
+    value = "random.random() + data.read(3)[2]"
+    totals = []
+    for end in ("pass", KILL):
+        script = torshrun.script(BODY.format(setup=setup, value=value, end=end))
+        options = ("--nproc-per-node=2", "--recover", "--max-restarts=1")
+        code, out, err = torshrun.run(*options, script, within=WITHIN)
+        assert code == 0, err
+        assert ("its copy" in err) is (end == KILL), err
+        totals.append(sorted(re.findall(r"end (\d) \d (\S+)", out)))
+    assert totals[0] == totals[1]
 
 
 def test_nobody_waits_for_a_rank_that_has_ended_well(torshrun: Launcher) -> None:

@@ -118,7 +118,7 @@ class Job:
     async def _story(self) -> None:
         for _ in range(self._plan.agents):
             self._world.add()
-        await self._until(self._all_run, 60, "the first round")
+        await self._until(self._all_run, 60 + mending.JOIN_WITHIN, "the first round")
         self._requests = max(self._world.server.requests.values(), default=0)
         await self._befall()
         self._world.heal()
@@ -130,10 +130,11 @@ class Job:
     def _recovery(self) -> float:
         """Seconds after the last fault in which all that are there run again: a round that some of
         its nodes cannot be asked about ends with the longest outage, and nodes that were given up
-        for lost, or come late, cost one more round.
+        for lost, or come late, cost one more round, which waits for workers that never join.
         """
         rules = self._settings
-        return rules.outage_timeout + 4 * rules.ttl + 2 * rules.last_call_timeout + 20
+        least = rules.outage_timeout + 4 * rules.ttl + 2 * rules.last_call_timeout + 20
+        return least + mending.JOIN_WITHIN
 
     def _end(self) -> None:
         """All workers succeed, or somebody asks for the end."""

@@ -193,7 +193,7 @@ def main() -> None:
     watch(healing, "_send", "heal", None)
     present = [0]
     schedules: Any = optim if framework == "nn" else sys.modules["torch"].optim.lr_scheduler
-    schedule = schedules.StepLR(optimizer, step_size=4, gamma=0.9)
+    schedule = schedules.StepLR(optimizer, step_size=1, gamma=0.98)
     average: Any = nn.Linear(2, 2) if framework == "nn" else sys.modules["torch"].nn.Linear(2, 2)
     parts = {"model": model, "optimizer": optimizer, "sampler": sampler, "average": average}
     parts["schedule"] = schedule

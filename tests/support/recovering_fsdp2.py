@@ -100,7 +100,7 @@ for each in model.blocks:
 fully_shard(model)
 assert isinstance(model, FSDPModule)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.9)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.98)
 data = torch.randint(0, WORDS, (60, LENGTH), generator=torch.Generator().manual_seed(1))
 sampler = tr.elastic.ElasticSampler(data, BATCH)
 job = tr.elastic.join(model=model, optimizer=optimizer, sampler=sampler, schedule=schedule)

@@ -146,7 +146,7 @@ def main() -> None:
     dense = [each for model in models[:-1] for each in model.parameters()]
     optimizer = torch.optim.SGD(dense, lr=0.01, momentum=0.9)
     sparse = torch.optim.SGD(models[-1].parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.9)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.98)
     parts = {"optimizer": optimizer, "sparse": sparse, "sampler": sampler, "schedule": schedule}
     dist.barrier()
     job = tr.elastic.join(model=nn.ModuleList(models), **parts)

@@ -8,7 +8,7 @@ import functools
 import gc
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -172,11 +172,11 @@ class Parts:
         call it. is_whole: whether this one has had it."""
         if self.shards is None:
             return
-        own = [bytes_of(each) for each in self._buffers()] if is_whole else []
+        buffers = [bytes_of(each) for each in self._buffers()]
+        options = [options_of(each) for each in self._optimizers]
         self.shards.restore(number, is_whole, self.step)
-        if is_whole:  # memory may have them of a moment in which a pass changed them
-            for buffer, kept in zip(self._buffers(), own, strict=True):
-                copy_in(buffer, kept)
+        if is_whole:  # memory has those of within a pass, and of before schedules changed them
+            self._give_back(buffers, options)
 
     def agree_on_buffers(self) -> None:
         """Give all ranks rank 0's buffers, as DistributedDataParallel does before a pass."""
@@ -239,10 +239,13 @@ class Parts:
             return
         for name, state in self._kept.states.items():
             self._others[name].load_state_dict(copy.deepcopy(state))
-        for buffer, kept in zip(self._buffers(), self._kept.buffers, strict=True):
+        self._give_back(self._kept.buffers, self._kept.options)
+
+    def _give_back(self, buffers: Sequence[Any], options: Sequence[Any]) -> None:
+        for buffer, kept in zip(self._buffers(), buffers, strict=True):
             copy_in(buffer, kept)
-        for optimizer, options in zip(self._optimizers, self._kept.options, strict=True):
-            give_options(optimizer, options)
+        for optimizer, given in zip(self._optimizers, options, strict=True):
+            give_options(optimizer, given)
 
     def drop_progress(self) -> None:
         """Drop the gradients and the batches of a step that is to be repeated."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import random
 import signal
 import socket
 import stat
@@ -41,6 +43,7 @@ class Copies:
         """
         own = os.getpid()
         _flush()
+        drawn, read = random.getstate(), _files_read()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             with warnings.catch_warnings():
@@ -48,6 +51,8 @@ class Copies:
                 pid = os.fork()
             if pid == 0:
                 self._park(own)
+                _go_back_in(read)
+                random.setstate(drawn)  # Python draws another seed in a fork
                 return True
             self._page.newest = pid
         finally:
@@ -103,6 +108,30 @@ def _is_connection(descriptor: int) -> bool:
         return True
     target = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115
     return target.startswith(("anon_inode:", "/memfd:"))
+
+
+def _files_read() -> dict[int, int]:
+    """Return how far files have been read that are open for reading only, by descriptor."""
+    found = {}
+    for number in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208  (descriptors)
+        with suppress(OSError):
+            is_read = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
+            if number > 2 and is_read and stat.S_ISREG(os.fstat(number).st_mode):
+                found[number] = os.lseek(number, 0, os.SEEK_CUR)
+    return found
+
+
+def _go_back_in(files: dict[int, int]) -> None:
+    """Read these files on from there, though the lost worker has read on: a fork shares its place.
+
+    Raises OSError if one of them cannot be opened any more.
+    """
+    for number, place in files.items():
+        flags = fcntl.fcntl(number, fcntl.F_GETFL) | os.O_CLOEXEC
+        opened = os.open(f"/proc/self/fd/{number}", flags)
+        os.lseek(opened, place, os.SEEK_SET)
+        os.dup2(opened, number, inheritable=os.get_inheritable(number))
+        os.close(opened)
 
 
 def _flush() -> None:

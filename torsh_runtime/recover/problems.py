@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 _HARMLESS = ("torsh-", "TMonitor")
 """Beginnings of the names, or of those of the classes, of threads without which a copy does the
 same: this package's, and that of tqdm."""
+_ALONE = ("anon_inode:", "/memfd:", "/dev/shm/sem.")
+"""Beginnings of the names of shared memory that holds nothing of a script."""
 
 
 def problem(copy: int) -> str:
@@ -29,6 +32,8 @@ def problem(copy: int) -> str:
         return f"it has the thread {names[0]!r}, which a copy lacks"
     if others := _children(copy):
         return f"it has the child process {others[0]!r}, such as a DataLoader's (num_workers=)"
+    if name := _shared_memory():
+        return f"it has the shared memory {name!r}, which a copy cannot have as it was"
     return _lack_of_memory()
 
 
@@ -45,6 +50,17 @@ def _threads() -> list[str]:
         for each in others
         if not each.name.startswith(_HARMLESS) and type(each).__name__ not in _HARMLESS
     ]
+
+
+def _shared_memory() -> str:
+    """Return the name of memory that this process and its copies would both write; "" if none."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        _, mode, _, _, _, *names = line.split(maxsplit=5)
+        name = names[0].removesuffix(" (deleted)") if names else "anonymous"
+        is_shared = mode.startswith("rw") and mode.endswith("s")
+        if is_shared and "/torsh-" not in name and not name.startswith(_ALONE):
+            return re.sub(r"\d{3,}.*", "…", name)  # ranks say the same
+    return ""
 
 
 def _children(copy: int) -> list[str]:

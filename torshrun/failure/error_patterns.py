@@ -14,7 +14,8 @@ USAGE = (
 _IN_USE = (
     "{name} is taken: another process listens there, or one that ended has left it busy.",
     "`ss -ltnp` names the holder. Leave --master-port out and torshrun picks a free port for each "
-    "round; a port that the script chooses must differ from rank to rank (add LOCAL_RANK to it).",
+    "round, which it holds: a server on MASTER_PORT needs SO_REUSEADDR. A port that the script "
+    "chooses must differ from rank to rank (add LOCAL_RANK to it).",
 )
 DAMAGED = (
     "A file is damaged or cut short (truncated): it was not written to its end, or not copied "

@@ -22,7 +22,7 @@ from torshrun.rendezvous.selection import keeps_ranks
 HAVE_PARKED = ("parked", "bare")
 COMMIT_WITHIN = 300.0
 """Seconds in which a round that is to end at a commit ends, or else at once."""
-JOIN_WITHIN = 300.0
+JOIN_WITHIN = 60.0
 """Seconds for which nodes that come wait for workers that have started with a round."""
 
 

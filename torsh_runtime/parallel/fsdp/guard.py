@@ -105,7 +105,7 @@ def _guard_rows(model: Module, passes: FSDPState, called: Set[int]) -> None:
         if shape
     }
     for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
+        weight = dict(module.named_parameters(recurse=False)).get("weight")
         if hasattr(module, "num_embeddings") and id(weight) in rows and id(module) not in called:
             check = partial(_check_rows, here, name, rows[id(weight)])
             module.register_forward_pre_hook(check)

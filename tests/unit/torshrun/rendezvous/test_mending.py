@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from support.led_nodes import TTL, act, close, decide, header, inside, node, settings, view
 
+from torshrun.rendezvous import mending
 from torshrun.rendezvous.actions import Close, Conclude, Decision, Form, Mend, Mended
 from torshrun.rendezvous.cluster_state import ClusterState
 from torshrun.rendezvous.heartbeats import Heartbeat
-from torshrun.rendezvous.mending import COMMIT_WITHIN, JOIN_WITHIN
+from torshrun.rendezvous.mending import JOIN_WITHIN
 from torshrun.rendezvous.rows import Header, NodeRow, SizeWanted
 
 RULES = settings(least=1)
@@ -219,7 +220,7 @@ def test_newcomers_wait_for_workers_that_have_not_joined_yet() -> None:
 
 def test_a_node_that_is_drained_goes_at_a_commit() -> None:
     seen = drained()
-    assert decide(seen, 1.0).wake == COMMIT_WITHIN
+    assert decide(seen, 1.0).wake == mending.COMMIT_WITHIN
     for rank, name in enumerate("abc"):
         told = {"leaving": "preempted", "leaving_code": 75} if name == "c" else {}
         seen.put(parked(name, rank, sequence=3, **told), 10 + rank)
@@ -228,7 +229,7 @@ def test_a_node_that_is_drained_goes_at_a_commit() -> None:
 
 def test_when_no_commit_comes_in_time_the_workers_leave_at_once() -> None:
     seen = drained()
-    assert act(seen, COMMIT_WITHIN) == Mend("node c was drained")
+    assert act(seen, mending.COMMIT_WITHIN) == Mend("node c was drained")
 
 
 def test_when_workers_are_lost_no_commit_is_waited_for() -> None:
