@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not importlib.util.find_spec("torch"), reason="needs torch"),
 ]
 NEAR = 1e-12
-NAMES = ("tutorial", "pretraining", "llama", "small", "blocks_only", "kept_whole")
+NAMES = ("tutorial", "pretraining", "llama", "small", "blocks_only", "kept_whole", "parametrized")
 OTHERS = (
     *("refusals", "refused_by_others", "same_object", "precise", "ignored", "by_method"),
     "of_nn",

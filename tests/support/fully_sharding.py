@@ -185,9 +185,21 @@ def kept_by_two(rank: int | None) -> nn.Module:
     return made() if rank is None else shard(made(rank), reshard_after_forward=2)
 
 
+def parametrized(rank: int | None) -> nn.Module:
+    """Weights that are computed from others, of which fewer rows than ranks may be."""
+    model = made(ties=False)
+    torch.manual_seed(5)
+    nn.utils.parametrizations.weight_norm(model.head, dim=1)
+    nn.utils.parametrizations.spectral_norm(model.words)
+    return model if rank is None else shard(model)
+
+
 PROGRAMS: dict[str, Callable[[int | None], nn.Module]] = {
     each.__name__: each
-    for each in (*(tutorial, pretraining, llama, small, blocks_only, kept_whole, kept_by_two),)
+    for each in (
+        *(tutorial, pretraining, llama, small, blocks_only, kept_whole, kept_by_two),
+        parametrized,
+    )
 }
 PASSES = {"small": 3}
 """Passes of a step that accumulate gradients."""
