@@ -186,8 +186,9 @@ class Sharding:
             if waits and unit.gradients():
                 raise ConfigError(
                     "unshard() would hide gradients from the optimizer, whose zero_grad() would "
-                    "leave them to be added to the next ones: call zero_grad() before unshard(), "
-                    "or unshard(async_op=True), without wait(), to gather ahead"
+                    "leave them to be added to the next ones: call zero_grad(), which must set "
+                    "them to None, before unshard(), or unshard(async_op=True), without wait(), to "
+                    "gather ahead"
                 )
             passes.awaiting.end()
             unit.reshard()
