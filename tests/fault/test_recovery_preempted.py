@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.nodes import QUICK
 from support.ports import free_port
 from support.processes import soon
 from support.slurm import Job, SlurmCluster
-from support.trainings import SCRIPT, START, check_as_undisturbed, outcome
+from support.trainings import SCRIPT, START, TOGETHER, check_as_undisturbed, outcome
 
 pytestmark = pytest.mark.slurm
 
@@ -39,7 +38,7 @@ def test_two_of_four_nodes_are_preempted_and_come_back(
 ) -> None:
     fast = tmp_path / "fast"
     environ = {"PAUSE": "0.4", "FAST": str(fast)}
-    batch = BATCH.format(nodes=NODES, port=free_port(), conf=QUICK, script=SCRIPT, steps=STEPS)
+    batch = BATCH.format(nodes=NODES, port=free_port(), conf=TOGETHER, script=SCRIPT, steps=STEPS)
     first = cluster.submit(batch, environ=environ)
     first.wait_for("serves the job's store")
     jobs = [first, *(cluster.submit(batch, environ=environ) for _ in range(NODES - 1))]
