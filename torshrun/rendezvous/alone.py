@@ -32,6 +32,7 @@ class Alone(base.Rendezvous):
     def __post_init__(self) -> None:
         self._post: base.Post = lambda event: None
         self._history = History()
+        self._taken = (0, 0)
         self._round = 0
         self._in_round = False
         self._left: base.Verdict | None = None
@@ -74,7 +75,7 @@ class Alone(base.Rendezvous):
 
     def _begin(self, kind: type[base.RoundFormed | base.RoundMended]) -> None:
         try:
-            place = self._place()
+            place = self._place(is_mended=kind is base.RoundMended)
         except (OSError, TorshError) as error:
             reason = f"cannot start the workers: {error}"
             self._end(base.Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))
@@ -82,8 +83,11 @@ class Alone(base.Rendezvous):
         self._in_round = True
         self._post(kind(place))
 
-    def _place(self) -> base.NodeAssignment:
-        port, jax_port = self.ports.take(self.config.master_port)
+    def _place(self, *, is_mended: bool) -> base.NodeAssignment:
+        # Rank 0 may have kept its process, and still serve on the port that was given.
+        if not (is_mended and self.config.master_port):
+            self._taken = self.ports.take(self.config.master_port)
+        port, jax_port = self._taken
         return base.NodeAssignment(
             round=self._round,
             restarts=self._history.restarts,

@@ -19,6 +19,7 @@ from torshrun.rendezvous.base import (
     ReportOutcome,
     RoundClosing,
     RoundFormed,
+    RoundMended,
     Verdict,
 )
 from torshrun.rendezvous.ports import HeldPorts
@@ -151,3 +152,14 @@ def test_without_a_port_there_is_no_round() -> None:
     Alone(LaunchConfig(target="train.py", master_port=1), NoPorts()).start(posted.append)
     reason = "cannot start the workers: master port 1 cannot be used"
     assert posted == [JobOver(Verdict(outcome="lost", code=exit_codes.LOST, reason=reason))]
+
+
+def test_the_port_that_was_given_stays_where_rank_0_may_still_serve_on_it() -> None:
+    rendezvous, posted = alone(max_restarts=1)
+    rendezvous.ports.take = no_port  # type: ignore[method-assign]
+    rendezvous.mend(0, "parked", 1.0, True)
+    assert posted[1:] == [RoundMended(place(1))]
+
+
+def no_port(wanted: int = 0) -> tuple[int, int]:
+    raise ConfigError(f"master port {wanted} cannot be used")
